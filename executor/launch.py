@@ -13,7 +13,13 @@ import msgspec
 
 from millrace.executor.backend import CPUS, WORKERS, Backend
 from millrace.executor.data import open_dataset
-from millrace.executor.drift.drift_watch import Drift, Drifted, DriftReader, DriftWatch
+from millrace.executor.drift.drift_watch import (
+    Drift,
+    Drifted,
+    DriftReader,
+    DriftWatch,
+    ExpectedStep,
+)
 from millrace.executor.drift.expected_step import expected_step
 from millrace.executor.errors import CheckpointError
 from millrace.executor.gpu.availability import require_gpu
@@ -21,6 +27,7 @@ from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.executor.job import RunJob
 from millrace.executor.processes import check_capacity, run_ranks
 from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
+from millrace.executor.supervision.stall_watch import StallLimit, StallWatch
 from millrace.executor.values.checkpoint import (
     checked_checkpoint,
     commit_finished,
@@ -102,6 +109,7 @@ def execute(
     backend: Backend = CPUS,
     progress: Progress | None = None,
     drifted: Drifted | None = None,
+    stall_s: float | None = None,
 ) -> Measured:
     """Train a plan for `steps` steps, one process per rank on this machine.
 
@@ -122,11 +130,14 @@ def execute(
         Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
     drifted
         Called with a drift of the step time when it begins, and when it ends.
+    stall_s
+        Seconds in which every rank must come further; 0: for ever. None: as the prediction has it
+        (`StallLimit`).
 
     Raises
     ------
     ExecutorError
-        A rank failed; names the rank, the actor and the cause.
+        A rank failed, or came no further; names the rank, the actor and the cause.
     InfeasibleError
         This machine cannot hold the ranks, or lacks what the backend needs; says what.
     DataError, CheckpointError
@@ -157,7 +168,10 @@ def execute(
         with TemporaryDirectory(prefix="millrace-") as name:
             expected = None if backend.on_gpus else expected_step(plan, graph)
             watch = DriftWatch(graph, first_step=first_step, expected=expected, tell=drifted)
-            _run(job, Path(name), contents, progress, WORKERS[backend.name], watch)
+            stalls = StallWatch(
+                graph, Path(name), _stall_limit(stall_s, expected), first_step=first_step
+            )
+            _run(job, Path(name), contents, progress, WORKERS[backend.name], watch, stalls)
             measured = _measured(job, Path(name), digest, plan.cluster.device.name, description)
             return replace(
                 measured,
@@ -269,6 +283,7 @@ def _run(
     progress: Progress | None,
     worker: str,
     drift_watch: DriftWatch,
+    stalls: StallWatch,
 ) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
@@ -281,11 +296,22 @@ def _run(
         steps.read()
         if checkpoint_folder is not None:
             commit_finished(checkpoint_folder, contents)
+        stalls.look()
 
     try:
         run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
     finally:
         steps.close()
+        stalls.close()
+
+
+def _stall_limit(stall_s: float | None, expected: ExpectedStep | None) -> StallLimit | None:
+    """Limit for a rank that comes no further: the caller's, or as the prediction has it."""
+    if stall_s == 0:
+        return None
+    if stall_s is not None:
+        return StallLimit(unpredicted_s=stall_s, gaps=0.0)
+    return StallLimit(predicted_step_s=None if expected is None else expected.step_ns / 1e9)
 
 
 def _measured(job: RunJob, folder: Path, digest: str, device: str, data: str) -> Measured:

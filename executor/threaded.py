@@ -12,6 +12,7 @@ from time import perf_counter_ns, thread_time_ns
 from typing import Protocol as Interface
 
 from millrace.executor.recording import Recorder
+from millrace.executor.supervision.rank_board import RankBoard
 from millrace.executor.transport.communicator import Communicator, Failed
 from millrace.executor.transport.run_queue import RunQueueWaits
 from millrace.planner.actors.graph import Program
@@ -41,6 +42,8 @@ class RankDriver:
         Keeps the times.
     failed
         Called as `failed(rank, fire, error)` when work raises; the driver has stopped by then.
+    board
+        Keeps how far every actor is, for others to read.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class RankDriver:
         communicator: Communicator,
         recorder: Recorder,
         failed: Failed,
+        board: RankBoard | None = None,
     ) -> None:
         self.rank = rank
         self._protocol = ActorProtocol(program, steps)
         self._work, self._communicator = work, communicator
         self._recorder, self._failed = recorder, failed
+        self._board = board
         self._lock = threading.Lock()
         self._posted_ns = [0] * len(program.actors)
         self._run_queue = RunQueueWaits()
@@ -109,7 +114,7 @@ class RankDriver:
 
     def _serve(self, lane: int) -> None:
         """Body of a lane's thread."""
-        run, lock = self._work.run, self._lock
+        run, lock, board = self._work.run, self._lock, self._board
         fire: Fire | None = None
         start_ns = end_ns = cpu_ns = queued_ns = 0
         run_queue = RunQueueWaits()
@@ -128,6 +133,8 @@ class RankDriver:
                 if fire is None:
                     run_queue.close()
                     return
+                if board is not None:
+                    board.begin(fire.actor)
                 start_ns = perf_counter_ns()
                 before_ns = thread_time_ns()
                 run(fire)
@@ -158,6 +165,8 @@ class RankDriver:
         self, fire: Fire, start_ns: int, end_ns: int, cpu_ns: int, queued_ns: int = 0
     ) -> None:
         """Take note of a completed firing and start what it makes possible; holds the lock."""
+        if self._board is not None:
+            self._board.complete(fire.actor)
         self._recorder.record(fire.actor, fire.firing, start_ns, end_ns, cpu_ns, queued_ns)
         self._dispatch(self._protocol.completed(fire.actor))
         if self._protocol.finished:
@@ -168,6 +177,8 @@ class RankDriver:
         for fire in fires:  # grows while it is walked
             lane = self._lane_of[fire.actor]
             if lane < 0:
+                if self._board is not None:
+                    self._board.begin(fire.actor)
                 self._posted_ns[fire.actor] = perf_counter_ns()
                 self._communicator.post(self.rank, fire, self._done)
             else:

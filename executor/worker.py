@@ -14,6 +14,7 @@ from millrace.executor.job import RunJob, read_job
 from millrace.executor.processes import bind_to_cores, open_line, report_failure
 from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
+from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.threaded import RankDriver, RankWork
 from millrace.executor.transport.communicator import Communicator
 from millrace.executor.transport.messages import MessageCommunicator
@@ -70,6 +71,7 @@ def run_rank(
     step_done: StepDone | None = None,
     step_log: StepLog | None = None,
     alone: bool = False,
+    board: RankBoard | None = None,
 ) -> Recording:
     """Run this process's rank for `steps` steps, all other ranks doing the same.
 
@@ -96,6 +98,7 @@ def run_rank(
         communicator=communicator,
         recorder=recorder,
         failed=failed,
+        board=board,
     )
     origin_ns = world.origin_ns()
     communicator.start(failed)
@@ -109,6 +112,8 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
     run = run_state(job)
     if world.size != job.graph.ranks:
         raise ExecutorError(f"{job.graph.ranks} ranks are planned, but {world.size} were started")
+    program = job.graph.programs[job.graph.program_of(world.rank)]
+    board = RankBoard(board_path(folder, world.rank), len(program.actors))
     shared = share_memory(job.graph, world)
     block = None if shared is None else shared.blocks[world.rank]
     state = RankState(job.graph, world.rank, run, block)
@@ -140,11 +145,13 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
             steps=job.steps,
             spans=job.spans,
             step_done=step_done,
-            step_log=StepLog(log_path(folder, world.rank), len(state.program.actors)),
+            step_log=StepLog(log_path(folder, world.rank), len(program.actors)),
             alone=job.alone,
+            board=board,
         )
     recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")
+    board.done()
     world.barrier()
 
 

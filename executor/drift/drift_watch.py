@@ -1,7 +1,8 @@
 """Drift watch: steps of a run that is under way, held against a band around its first ones.
 
 The band is that of the steps after the warm-up, and reaches up to the prediction where that is not
-far. Several steps in a row outside are a drift, and several inside end it.
+far. Several steps in a row outside are a drift, or a single one ten times as long as before;
+several inside end it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from millrace.planner.actors.graph import ActorGraph
 WARM_UP = 5  # steps, as in `millrace.planner.actors.trace.Trace.step_time_ns`
 FIRST_STEPS = 10  # after the warm-up, which the band is made of
 IN_A_ROW = 5
+AT_ONCE = 10.0  # a step so many times as long as before is told of by itself
 BAND_MIN, DEVIATIONS = 0.25, 6.0  # the band is as wide as this share, or so many deviations
 # The prediction widens the band where it is no further than this from the first steps. Beyond it
 # they have left the prediction's own band: plans were predicted within 28 % (two cores, 2026-11).
@@ -135,13 +137,18 @@ class DriftWatch:
     def _hold(self, times: _StepTimes) -> None:
         """Hold a step against the band, or make the band of it."""
         if self._base is None:
+            expected = self._expected
+            if expected is not None and times.step_ns > AT_ONCE * expected.step_ns:
+                self._say(times, PREDICTION, *expected)
+                self._expected = None  # told of once
             self._recent.append(times)
             if len(self._recent) == FIRST_STEPS:
                 self._begin()
             return
         is_beyond = times.step_ns > self._high_ns
         self._recent = [] if is_beyond == self._drifting else [*self._recent, times]
-        if len(self._recent) < IN_A_ROW:
+        at_once = is_beyond and times.step_ns > AT_ONCE * self._base.step_ns
+        if not self._recent or (len(self._recent) < IN_A_ROW and not at_once):
             return
         changed, self._recent = _median(self._recent), []
         self._drifting = is_beyond

@@ -32,6 +32,7 @@ from millrace.executor.job import RunJob, read_job
 from millrace.executor.kernels import RunState
 from millrace.executor.measure import cache_folder
 from millrace.executor.recording import Recording
+from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
@@ -133,11 +134,13 @@ def train(
     gc.freeze()
     first = next(iter(runs))
     logs = [StepLog(log_path(folder, rank), len(run.ranks[rank].program.actors)) for rank in runs]
+    boards = [RankBoard(board_path(folder, rank), 0) for rank in runs]
     with (folder / "progress").open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:
-            for log in logs:
+            for log, board in zip(logs, boards, strict=True):
                 log.end_step(step, perf_counter_ns())
+                board.beat()
             if first == 0 and len(runs[first].totals) > step:
                 loss, count, _ = runs[first].totals[step]
                 with suppress(OSError):  # On a full disk training goes on untold.
@@ -159,6 +162,8 @@ def train(
             patience=patience,
         )
     run.finish()
+    for board in boards:
+        board.done()
     for rank, used in run.memory().items():
         (folder / f"memory.{rank}.json").write_bytes(msgspec.json.encode(used))
     return [

@@ -210,6 +210,7 @@ def run(
     resume: bool = False,
     progress: Callable[[int, float], None] | None = None,
     drifted: "Drifted | None" = None,
+    stall_s: float | None = None,
 ) -> RunResult:
     """Train a plan on this machine, one process per rank.
 
@@ -245,6 +246,9 @@ def run(
     drifted : callable, optional
         Called with a `Drift` when steps leave the band of the first ones or of the prediction, and
         when they are back.
+    stall_s : float, optional
+        Seconds in which every rank must come further; 0: for ever. By default 10 s and ten
+        predicted steps, or a minute where nothing is predicted for this machine.
 
     Returns
     -------
@@ -287,6 +291,7 @@ def run(
         backend=where,
         progress=progress,
         drifted=drifted,
+        stall_s=stall_s,
     )
     step_time_s = measured.step_time_ns / 1e9
     return RunResult(

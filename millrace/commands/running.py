@@ -56,6 +56,16 @@ Deterministic = Annotated[
         "--deterministic", help="On GPUs: equal bits every time, nothing chosen by timing."
     ),
 ]
+Stall = Annotated[
+    float | None,
+    typer.Option(
+        "--stall",
+        min=0.0,
+        metavar="SECONDS",
+        help="End the run when a rank comes no further for so long; 0: never. Default: 10 s and "
+        "ten predicted steps.",
+    ),
+]
 CheckpointEvery = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
@@ -178,6 +188,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
     ] = False,
+    stall: Stall = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -208,6 +219,7 @@ def run(
             resume=resume,
             progress=told,
             drifted=say_drift,
+            stall_s=stall,
         )
     if trace is not None:
         measured.save_trace(trace)

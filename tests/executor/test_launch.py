@@ -325,6 +325,25 @@ execute(data_parallel_pipeline(), steps=100000, progress=lambda s, l: print(s, f
 """
 
 
+def test_a_stopped_rank_is_named_within_its_time() -> None:
+    """And nothing stays behind, though a stopped process takes no signal but one."""
+    stopped: list[int] = []
+
+    def stop(step: int, loss: float) -> None:
+        if step == 3:
+            pid = next(pid for pid in ranks_of(os.getpid()) if "PMI_RANK=2" in environment_of(pid))
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+
+    with pytest.raises(ExecutorError, match=r"rank 2, actor .*no progress .* process is stopped"):
+        execute(data_parallel_pipeline(), steps=100_000, progress=stop, stall_s=1.0)
+    assert stopped
+
+
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_rank_outlives_the_command(number: signal.Signals) -> None:
     with subprocess.Popen(

@@ -199,3 +199,27 @@ def test_a_log_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
     log = StepLog(tmp_path / "nowhere" / "steps", 3)
     log.end_step(0, 1)
     log.close()
+
+
+def test_a_step_ten_times_as_long_is_told_of_by_itself() -> None:
+    told: list[Drift] = []
+    run = MadeUpRun(DriftWatch(GRAPH, tell=told.append))
+    run.make(BAND + 3)
+    run.make(1, {(1, 0): 95})
+    assert [(drift.rank, drift.step) for drift in told] == [(1, BAND + 4)]
+    run.make(1, {(1, 0): 95})
+    run.make(IN_A_ROW)
+    assert len(told) == 2
+    assert told[1].ended is not None
+
+
+def test_a_first_step_far_beyond_the_prediction_is_told_of_before_there_is_a_band() -> None:
+    told: list[Drift] = []
+    times = [np.full(ACTORS, 1.0 * MS) for _ in range(2)]
+    watch = DriftWatch(GRAPH, expected=ExpectedStep(10.0 * MS, times), tell=told.append)
+    run = MadeUpRun(watch)
+    run.make(WARM_UP)
+    run.make(1, {(0, 2): 200})
+    assert [(drift.rank, drift.against) for drift in told] == [(0, PREDICTION)]
+    run.make(FIRST_STEPS)
+    assert len(told) == 1
