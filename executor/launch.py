@@ -24,8 +24,9 @@ from millrace.executor.drift.expected_step import expected_step
 from millrace.executor.errors import CheckpointError
 from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.gpu.memory_use import MemoryUse
+from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.job import RunJob
-from millrace.executor.processes import check_capacity, run_ranks
+from millrace.executor.processes import check_capacity
 from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
 from millrace.executor.supervision.stall_watch import StallLimit, StallWatch
 from millrace.executor.values.checkpoint import (

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
+from millrace.executor.hosts.rank_failures import report_failure
+from millrace.executor.hosts.rank_line import open_line, place_on_host
 from millrace.executor.job import RunJob, read_job
-from millrace.executor.processes import bind_to_cores, open_line, report_failure
+from millrace.executor.processes import bind_to_cores
 from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
 from millrace.executor.supervision.rank_board import RankBoard, board_path
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
     def life(folder: Path) -> None:
         job, world = read_job(folder), join_world()
-        bind_to_cores(world.rank, world.size)
+        bind_to_cores(*place_on_host())
         _run(job, folder, world)
 
     be_rank(arguments, life)
@@ -42,7 +44,7 @@ def be_rank(arguments: Sequence[str], life: Callable[[Path], None]) -> None:
     folder = Path(arguments[1])
     rank = int(os.environ.get("PMI_RANK", "0"))
     try:
-        done = open_line(folder, rank)
+        done = open_line(folder)
         life(folder)
         done()
     except BaseException as error:

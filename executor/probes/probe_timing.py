@@ -24,6 +24,7 @@ import numpy as np
 
 from millrace.executor.arena import ALIGNMENT_BYTES
 from millrace.executor.errors import ExecutorError
+from millrace.executor.hosts.local_ranks import BLAS_THREADS
 from millrace.executor.kernels import make_kernel
 from millrace.executor.kernels.context import Array
 from millrace.executor.probes.machine_load import (
@@ -35,7 +36,7 @@ from millrace.executor.probes.machine_load import (
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, agree, combined, spreads
 from millrace.executor.probes.profiled_kernels import KernelCase, cases
-from millrace.executor.processes import BLAS_THREADS, bind_to_cores
+from millrace.executor.processes import bind_to_cores
 from millrace.executor.rank import RankMemory
 from millrace.executor.recording import Recorder
 from millrace.executor.threaded import RankDriver

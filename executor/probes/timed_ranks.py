@@ -8,9 +8,9 @@ from typing import Protocol
 
 import msgspec
 
+from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.probes.machine_load import MachineLoad
 from millrace.executor.probes.probe_timing import ProbeRequest, Timings
-from millrace.executor.processes import run_ranks
 from millrace.planner.cluster import MeasurementQuality
 
 

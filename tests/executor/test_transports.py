@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
-from millrace.executor.processes import run_ranks
+from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.transport.mpi import join_world
 from tests.executor.actor_graphs import boxed, handed_on, in_a_bucket, split_matmul, to_json
 from tests.executor.sources import ROOT

@@ -17,7 +17,7 @@ from millrace.executor.gpu.nccl import (
     set_environment,
     warm_up_bytes,
 )
-from millrace.executor.processes import run_ranks
+from millrace.executor.hosts.rank_runs import run_ranks
 from tests.executor.cuda.calling import loaded, to_device
 from tests.gpu.conftest import EMULATED
 from tests.gpu.members import KINDS, collective, received, sent

@@ -12,8 +12,8 @@ import pytest
 
 from millrace.executor.backend import WORKERS, Backend
 from millrace.executor.errors import ExecutorError
+from millrace.executor.hosts.local_ranks import TOKEN
 from millrace.executor.launch import execute
-from millrace.executor.processes import TOKEN
 from tests.executor.gpu.plans import planned
 from tests.executor.sources import ROOT
 from tests.gpu.commands import environment, middling_plan, millrace, used_bytes, written
@@ -56,9 +56,7 @@ def workers_of(parent: int) -> list[int]:
     """Ranks among the processes that a command has started."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in ranks_of(parent)}
     return [
-        pid
-        for pid, command in commands.items()
-        if b"millrace.executor.gpu.gpu_worker" in command and b"mpiexec" not in command
+        pid for pid, command in commands.items() if b"millrace.executor.gpu.gpu_worker" in command
     ]
 
 

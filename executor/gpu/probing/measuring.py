@@ -10,8 +10,8 @@ import msgspec
 from millrace.executor.gpu.availability import gpu_versions, require_gpu
 from millrace.executor.gpu.probing.gpu_timing import GpuTimings, measured_device, not_reached
 from millrace.executor.gpu.probing.probe_worker import TUNING_SHARE, GpuOrder
+from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.measure import kept_profile
-from millrace.executor.processes import run_ranks
 from millrace.planner.cluster import Device
 
 FORM = 3  # raise it when what is measured changes

@@ -90,7 +90,7 @@ def test_a_profile_of_a_busy_machine_is_contradicted_by_a_quiet_machine(
 
 def test_a_check_that_cannot_be_made_contradicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed_ranks(ranks: int, order: ProbeRequest) -> list[Timings]:
-        raise ExecutorError("no `mpiexec`")
+        raise ExecutorError("no process")
 
     monkeypatch.setattr(recheck, "load_now", lambda watched_s: None)
     monkeypatch.setattr(recheck, "timed_ranks", timed_ranks)

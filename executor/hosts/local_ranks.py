@@ -1,0 +1,273 @@
+"""Ranks of this host: processes that are started, heard and ended.
+
+Every rank inherits two sockets. One speaks PMI. On the other, its *line*, it says when it has done
+its work; the kernel closes a line when the process at either end has gone, which ends a rank whose
+starter has gone, and tells the starter which rank went first.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import IO, NamedTuple, Protocol
+
+from millrace.executor.hosts.rank_line import LINE, PLACE
+from millrace.planner.clusters import machine_cores
+
+TOKEN = "MILLRACE_JOB"
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+POLL_S = 0.02
+END_S_MAX = 5.0  # A killed process that waits for a disk may go on for so long.
+
+
+class PmiLine(NamedTuple):
+    """Line that a rank's MPI has sent to its PMI server."""
+
+    rank: int
+    line: str
+
+
+class RankEnded(NamedTuple):
+    """End of a rank's process.
+
+    Attributes
+    ----------
+    rank
+        The rank.
+    code
+        Exit code; the negated number of the signal that ended it; None where nobody knows.
+    is_done
+        True if it had said that its work was done.
+    cause
+        What is known besides; empty where nothing is.
+    """
+
+    rank: int
+    code: int | None
+    is_done: bool
+    cause: str = ""
+
+
+Event = PmiLine | RankEnded
+
+
+class RankProcesses(Protocol):
+    """Processes of ranks, on this host or on several."""
+
+    def serve(self, wait_s: float) -> list[Event]:
+        """Events since the last call, which are waited for as long as there is none."""
+        ...
+
+    def reply(self, rank: int, line: str) -> None:
+        """Send a line to a rank's MPI."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """True while there is a rank whose end was not told."""
+        ...
+
+    def end(self) -> None:
+        """End what still runs, and wait until it has gone."""
+        ...
+
+
+class LocalRanks:
+    """Ranks of this host.
+
+    Parameters
+    ----------
+    module
+        Module that every rank runs, `python -m mpi4py -m MODULE FOLDER`.
+    folder
+        The job's folder on this host.
+    ranks
+        Ranks of this host.
+    size
+        Number of ranks of the run.
+    environment
+        Variables of every rank besides those of PMI.
+    output
+        File that takes what ranks print.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        folder: Path,
+        ranks: Sequence[int],
+        size: int,
+        environment: Mapping[str, str],
+        output: Path,
+    ) -> None:
+        self._token = environment[TOKEN]
+        self._lines: dict[int, socket.socket] = {}
+        self._pmi: dict[int, socket.socket] = {}
+        self._heard: dict[int, bytes] = dict.fromkeys(ranks, b"")
+        self._done: set[int] = set()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._rank_by_file: dict[int, int] = {}
+        self._poll = select.epoll()
+        command = [sys.executable, "-P", "-m", "mpi4py", "-m", module, str(folder)]
+        try:
+            with output.open("ab") as sink:
+                for place, rank in enumerate(ranks):
+                    variables = {
+                        **environment,
+                        "PMI_RANK": str(rank),
+                        "PMI_SIZE": str(size),
+                        PLACE: f"{place}/{len(ranks)}",
+                    }
+                    self._start(rank, command, variables, sink)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def running(self) -> bool:
+        """True while there is a rank whose end was not told."""
+        return bool(self._lines)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process id of every rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def serve(self, wait_s: float) -> list[Event]:
+        """Events since the last call, in their order."""
+        events: list[Event] = []
+        for file, _ in self._poll.poll(wait_s):
+            rank = self._rank_by_file[file]
+            if rank in self._lines and self._lines[rank].fileno() == file:
+                events += self._hear_line(rank)
+            elif rank in self._pmi:
+                events += self._hear_pmi(rank)
+        return events
+
+    def reply(self, rank: int, line: str) -> None:
+        """Send a line to a rank's MPI; nothing where that has gone."""
+        if rank in self._pmi:
+            with suppress(OSError):
+                self._pmi[rank].sendall(f"{line}\n".encode())
+
+    def end(self) -> None:
+        """End what still runs, what ranks started included, and wait until it has gone."""
+        for process in self._processes.values():
+            with suppress(ProcessLookupError, PermissionError):
+                process.kill()
+        deadline = monotonic() + END_S_MAX
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - monotonic(), 0.0))
+        while (left := processes_of(self._token)) and monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            sleep(POLL_S)
+        for rank in (*self._lines, *self._pmi):
+            self._forget(self._lines, rank)
+            self._forget(self._pmi, rank)
+        self._poll.close()
+
+    def _start(
+        self, rank: int, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
+    ) -> None:
+        ends = []
+        for sockets in (self._pmi, self._lines):
+            sockets[rank], inherited = socket.socketpair()
+            ends.append(inherited)
+            self._poll.register(sockets[rank], select.EPOLLIN)
+            self._rank_by_file[sockets[rank].fileno()] = rank
+        files = [end.fileno() for end in ends]
+        try:
+            self._processes[rank] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**variables, "PMI_FD": str(files[0]), LINE: str(files[1])},
+                pass_fds=files,
+                start_new_session=True,
+            )
+        finally:
+            for end in ends:
+                end.close()
+
+    def _hear_line(self, rank: int) -> list[Event]:
+        with suppress(OSError):
+            if self._lines[rank].recv(16):
+                self._done.add(rank)
+                return []
+        self._forget(self._lines, rank)
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._processes[rank].wait(END_S_MAX)
+        return [RankEnded(rank, code, rank in self._done)]
+
+    def _hear_pmi(self, rank: int) -> list[Event]:
+        heard = b""
+        with suppress(OSError):
+            heard = self._pmi[rank].recv(65536)
+        if not heard:
+            self._forget(self._pmi, rank)
+            return []
+        *lines, self._heard[rank] = (self._heard[rank] + heard).split(b"\n")
+        return [PmiLine(rank, line.decode(errors="replace")) for line in lines]
+
+    def _forget(self, sockets: dict[int, socket.socket], rank: int) -> None:
+        if (end := sockets.pop(rank, None)) is not None:
+            with suppress(OSError, ValueError):
+                self._poll.unregister(end)
+            del self._rank_by_file[end.fileno()]
+            end.close()
+
+
+def rank_environment(token: str, ranks: int) -> dict[str, str]:
+    """Environment of the ranks of this host: our packages first, a share of the cores for BLAS.
+
+    Parameters
+    ----------
+    token
+        The job's, by which its processes are known.
+    ranks
+        Number of ranks on this host.
+    """
+    # A command that itself runs under MPI hands down variables that would confuse ours.
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PMI_", "PMIX_", "HYDI_"))
+    }
+    root = str(Path(__file__).absolute().parents[3])  # the folder that millrace/ lies in
+    threads = str(max(1, machine_cores() // ranks))
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH")))),
+        "PYTHONSAFEPATH": "1",
+        BLAS_THREADS: threads,
+        "OMP_NUM_THREADS": threads,
+        TOKEN: token,
+    }
+
+
+def processes_of(token: str) -> list[int]:
+    """Ids of the processes that carry a job's token in their environment.
+
+    Parameters
+    ----------
+    token
+        The token.
+    """
+    mark = f"{TOKEN}={token}".encode()
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                pids.append(int(path.parent.name))
+    return pids

@@ -1,0 +1,138 @@
+"""One process per rank: started, watched, and ended without a trace.
+
+Whatever happens (success, a rank that raises or is killed, Ctrl-C, SIGTERM), no process and no
+shared-memory segment is left. Causes of failures travel in files, one per rank.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter_ns
+from types import FrameType
+
+from millrace.executor.hosts.local_ranks import (
+    POLL_S,
+    LocalRanks,
+    PmiLine,
+    RankEnded,
+    RankProcesses,
+    rank_environment,
+)
+from millrace.executor.hosts.pmi_server import PmiServer
+from millrace.executor.hosts.rank_failures import failure_of
+
+# Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
+LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
+
+
+def run_ranks(
+    module: str, ranks: int, folder: Path, *, watch: Callable[[], None] = lambda: None
+) -> None:
+    """Run `python -m module folder` as `ranks` processes that MPI joins, to their end.
+
+    Parameters
+    ----------
+    module
+        The module that every rank runs.
+    ranks
+        How many there are.
+    folder
+        The job's folder; its path is the module's argument.
+    watch
+        Called every 20 ms while the ranks run; what it raises ends them.
+
+    Raises
+    ------
+    ExecutorError
+        A rank failed or died; names the rank, the actor and the cause as far as they are known.
+    InfeasibleError
+        A rank found that its device cannot hold it.
+    """
+    token = f"{os.getpid()}-{perf_counter_ns()}"
+    environment = {**LOCAL, **rank_environment(token, ranks)}
+    segments = _segments()
+    with _interruptible():
+        processes = LocalRanks(module, folder, range(ranks), ranks, environment, folder / "output")
+        try:
+            failed = _watched(processes, PmiServer([ranks]), watch)
+        finally:
+            with _uninterruptible():
+                processes.end()
+                _remove_segments(segments)
+    if failed is not None:
+        raise failure_of(folder, failed)
+
+
+def _watched(
+    processes: RankProcesses, pmi: PmiServer, watch: Callable[[], None]
+) -> RankEnded | None:
+    """First rank that ended before its work was done; None when all have done theirs."""
+    while processes.running:
+        for event in processes.serve(POLL_S):
+            if isinstance(event, PmiLine):
+                for rank, line in pmi.request(event.rank, event.line):
+                    processes.reply(rank, line)
+            elif not event.is_done and event.code != 0:
+                return event
+        watch()
+    watch()
+    return None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM unwind the stack like Ctrl-C, so that ranks are ended."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _uninterruptible() -> Iterator[None]:
+    """Finish cleaning up even when Ctrl-C is pressed again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _segments() -> set[Path]:
+    return set(Path("/dev/shm").glob("mpich_*"))
+
+
+def _remove_segments(before: set[Path]) -> None:
+    """Remove what a job left that ended while MPI was starting.
+
+    Ranks remove the names of their segments themselves as soon as all have them mapped. What is
+    left is new, ours, and mapped by no process that still runs.
+    """
+    fresh = {path for path in _segments() - before if path.exists()}
+    if not fresh:
+        return
+    mapped = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped += path.read_text()
+    for path in fresh:
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid() and str(path) not in mapped:
+                path.unlink()
