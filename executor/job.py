@@ -17,9 +17,10 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `variables` holds, per variable, the attributes that say how it is initialised. `resume` is
     a checkpoint to begin from, `weights` a file of initial values, `checkpoint` the folder to save
-    in. On GPUs, `eager` fires actor by actor, `loopback` puts all ranks on one device, and
-    `deterministic` takes of libraries what needs no timing and adds up in one order. Where it is
-    `alone`, no rank meets another: each computes its share of a step on data of no meaning.
+    in, which goes on in the background where steps do. On GPUs, `eager` fires actor by actor,
+    `loopback` puts all ranks on one device, and `deterministic` takes of libraries what needs no
+    timing and adds up in one order. Where it is `alone`, no rank meets another: each computes its
+    share of a step on data of no meaning.
     """
 
     graph: ActorGraph
@@ -37,6 +38,7 @@ class RunJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weights: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 0
+    checkpoint_in_background: bool = False
     eager: bool = False
     loopback: bool = False
     deterministic: bool = False

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from millrace.executor.backend import CPUS, WORKERS, Backend
-from millrace.executor.data import open_dataset
+from millrace.executor.data import data_digest, open_dataset
 from millrace.executor.drift.drift_watch import (
     Drift,
     Drifted,
@@ -29,19 +29,17 @@ from millrace.executor.job import RunJob
 from millrace.executor.processes import check_capacity
 from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
 from millrace.executor.supervision.stall_watch import StallLimit, StallWatch
-from millrace.executor.values.checkpoint import (
-    checked_checkpoint,
-    commit_finished,
-    find_checkpoint,
-    locked_folder,
-)
-from millrace.executor.values.manifest import Manifest, manifest_of
+from millrace.executor.values.checkpoint import checked_checkpoint, find_checkpoint
+from millrace.executor.values.checkpoint_folder import locked_folder
+from millrace.executor.values.committer import Committer, Tell, committer_of
+from millrace.executor.values.manifest import Manifest, TrainedOn, manifest_of, staged_bytes
+from millrace.executor.values.unsaved import Unsaved
 from millrace.executor.values.weights import check_weights
 from millrace.models.zoo.catalogue import approximations
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
-from millrace.planner.errors import PlanError
+from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 
 Progress = Callable[[int, float], None]
@@ -72,6 +70,10 @@ class Measured:
     smallest_top_k_margin
         By how much, at the least, an expert that a token chose beat one that it did not, over all
         ranks; None without experts. Sums in another order may flip a choice of a tiny margin.
+    unsaved
+        Steps whose checkpoint could not be written, and why.
+    resumed_with
+        Sentences on what it resumed with that the checkpoint was not trained with.
     """
 
     trace: Trace
@@ -83,6 +85,8 @@ class Measured:
     memory: dict[str, int] | None = None
     drift: tuple[Drift, ...] = ()
     smallest_top_k_margin: float | None = None
+    unsaved: tuple[Unsaved, ...] = ()
+    resumed_with: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -106,11 +110,15 @@ def execute(
     trace: bool = False,
     checkpoint: Path | None = None,
     checkpoint_every: int = 0,
+    checkpoint_minutes: float = 0.0,
+    checkpoint_keep: int = 0,
+    in_background: bool = True,
     resume: bool = False,
     backend: Backend = CPUS,
     progress: Progress | None = None,
     drifted: Drifted | None = None,
     stall_s: float | None = None,
+    noted: Tell | None = None,
 ) -> Measured:
     """Train a plan for `steps` steps, one process per rank on this machine.
 
@@ -123,8 +131,13 @@ def execute(
     weights, trace
         A `.npz` of initial values (`millrace.executor.values.weights`); keep times of firings, not
         only of steps.
-    checkpoint, checkpoint_every
-        Folder to save variables and optimizer state in: at the end, and every so many steps.
+    checkpoint, checkpoint_every, checkpoint_minutes
+        Folder to save variables and optimizer state in: at the end, every so many steps, and when
+        so many minutes have passed since the last checkpoint.
+    checkpoint_keep
+        How many of the last checkpoints stay; 0: all.
+    in_background
+        Write checkpoints while steps go on, where there is memory for a copy of the state.
     resume
         Go on from the last one there, which may be another plan's of the model.
     backend, progress
@@ -134,6 +147,8 @@ def execute(
     stall_s
         Seconds in which every rank must come further; 0: for ever. None: as the prediction has it
         (`StallLimit`).
+    noted
+        Called with a sentence about a step that is not saved, and about what a resume changes.
 
     Raises
     ------
@@ -145,13 +160,17 @@ def execute(
         The data, the weights or the checkpoint to resume is not there, or does not fit the model.
     """
     digest, plan = plan.digest(), _with_learning_rate(plan, learning_rate)
-    description = open_dataset(data, plan.model, seed).description
+    trained_on = _trained_on(plan, data, seed)
     check_weights(weights, plan.graph, approximations(plan.model))
     graph = compile_plan(plan)
-    _check_machine(graph, backend, steps, trace)
-    contents = manifest_of(graph, model=plan.model.name, plan_digest=digest)
+    goes_on = in_background and checkpoint is not None and checkpoint_every + checkpoint_minutes > 0
+    in_background = _check_machine(graph, backend, steps, trace, staged=goes_on)
+    contents = manifest_of(graph, model=plan.model.name, plan_digest=digest, trained_on=trained_on)
     with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
-        source, first_step = _source(graph, plan, checkpoint) if resume else (None, 0)
+        begin = _begin(graph, plan, checkpoint, trained_on) if resume else _Begin()
+        if noted is not None:
+            for sentence in begin.differences:
+                noted(sentence)
         job = _job(
             plan,
             graph,
@@ -159,26 +178,37 @@ def execute(
             seed=seed,
             data=data,
             spans=trace,
-            first_step=first_step,
-            resume=_absolute(source),
+            first_step=begin.step,
+            resume=_absolute(begin.checkpoint),
             weights=_absolute(weights),
             checkpoint=_absolute(checkpoint),
             checkpoint_every=checkpoint_every,
+            checkpoint_in_background=in_background,
             **backend.orders,
         )
         with TemporaryDirectory(prefix="millrace-") as name:
             expected = None if backend.on_gpus else expected_step(plan, graph)
-            watch = DriftWatch(graph, first_step=first_step, expected=expected, tell=drifted)
+            watch = DriftWatch(graph, first_step=begin.step, expected=expected, tell=drifted)
             stalls = StallWatch(
-                graph, Path(name), _stall_limit(stall_s, expected), first_step=first_step
+                graph, Path(name), _stall_limit(stall_s, expected), first_step=begin.step
             )
-            _run(job, Path(name), contents, progress, WORKERS[backend.name], watch, stalls)
-            measured = _measured(job, Path(name), digest, plan.cluster.device.name, description)
+            committer = committer_of(
+                job,
+                Path(name),
+                contents,
+                minutes=checkpoint_minutes,
+                keep=checkpoint_keep,
+                tell=noted,
+            )
+            _run(job, Path(name), progress, WORKERS[backend.name], watch, stalls, committer)
+            measured = _measured(job, Path(name), digest, plan.cluster.device.name, trained_on.data)
             return replace(
                 measured,
                 backend=backend.name,
                 memory=_memory(Path(name)),
                 drift=tuple(watch.drifts),
+                unsaved=() if committer is None else tuple(committer.unsaved),
+                resumed_with=begin.differences,
             )
 
 
@@ -230,8 +260,21 @@ def _folder_of(
     return locked_folder(checkpoint, contents)
 
 
-def _check_machine(graph: ActorGraph, backend: Backend, steps: int, spans: bool) -> None:
-    """Refuse what this machine cannot hold or run before anything is started."""
+def _trained_on(plan: Plan, data: str | None, seed: int) -> TrainedOn:
+    """Samples that a run of a plan trains on."""
+    dataset = open_dataset(data, plan.model, seed)
+    return TrainedOn(
+        seed=seed,
+        data=dataset.description,
+        data_digest=data_digest(dataset, plan.model),
+        global_batch=plan.global_batch,
+    )
+
+
+def _check_machine(
+    graph: ActorGraph, backend: Backend, steps: int, spans: bool, *, staged: bool = False
+) -> bool:
+    """Refuse what this machine cannot hold or run; True if it holds what is `staged` besides."""
     if steps < 1:
         raise PlanError(f"{steps} steps: expected at least one")
     on_host = [
@@ -239,12 +282,23 @@ def _check_machine(graph: ActorGraph, backend: Backend, steps: int, spans: bool)
         for program in graph.programs
         for _ in program.ranks
     ]
+    copies = [staged_bytes(graph, rank) for program in graph.programs for rank in program.ranks]
     if backend.on_gpus:
         require_gpu(backend.processes(graph.ranks))
-        check_capacity([sum(on_host)] if backend.loopback else on_host)
-        return
-    arenas = [program.memory_bytes for program in graph.programs for _ in program.ranks]
-    check_capacity([size + host for size, host in zip(arenas, on_host, strict=True)])
+        arenas = [0] * len(on_host)
+    else:
+        arenas = [program.memory_bytes for program in graph.programs for _ in program.ranks]
+    needed = [size + host for size, host in zip(arenas, on_host, strict=True)]
+    if backend.on_gpus and backend.loopback:
+        needed, copies = [sum(needed)], [sum(copies)]
+    check_capacity(needed)
+    if not staged:
+        return False
+    try:
+        check_capacity([size + copy for size, copy in zip(needed, copies, strict=True)])
+    except InfeasibleError:
+        return False
+    return True
 
 
 def _with_learning_rate(plan: Plan, learning_rate: float | None) -> Plan:
@@ -270,37 +324,48 @@ def _job(plan: Plan, graph: ActorGraph, **orders: Any) -> RunJob:
     )
 
 
-def _source(graph: ActorGraph, plan: Plan, folder: Path | None) -> tuple[Path, int]:
-    """Checkpoint to go on from, and the number of steps made."""
+class _Begin(NamedTuple):
+    """Checkpoint to go on from, steps that were made, and what was otherwise then, in sentences."""
+
+    checkpoint: Path | None = None
+    step: int = 0
+    differences: tuple[str, ...] = ()
+
+
+def _begin(graph: ActorGraph, plan: Plan, folder: Path | None, trained_on: TrainedOn) -> _Begin:
+    """Begin of a run that resumes."""
     assert folder is not None
-    source, manifest = checked_checkpoint(folder, graph, plan.model.name)
-    return source, manifest.step
+    checkpoint, manifest = checked_checkpoint(folder, graph, plan.model.name)
+    earlier = manifest.trained_on
+    differences = () if earlier is None else earlier.differences(trained_on)
+    return _Begin(checkpoint, manifest.step, differences)
 
 
 def _run(
     job: RunJob,
     folder: Path,
-    contents: Manifest,
     progress: Progress | None,
     worker: str,
     drift_watch: DriftWatch,
     stalls: StallWatch,
+    committer: Committer | None,
 ) -> None:
     """Run a job's ranks, which write their recordings in its folder."""
     job.save(folder)
     reader = _Progress(folder, progress)
     steps = DriftReader(job.graph, folder, drift_watch)
-    checkpoint_folder = None if job.checkpoint is None else Path(job.checkpoint)
 
     def watch() -> None:
         reader.read()
         steps.read()
-        if checkpoint_folder is not None:
-            commit_finished(checkpoint_folder, contents)
+        if committer is not None:
+            committer.look()
         stalls.look()
 
     try:
         run_ranks(worker, 1 if job.loopback else job.graph.ranks, folder, watch=watch)
+        if committer is not None:
+            committer.finish()
     finally:
         steps.close()
         stalls.close()

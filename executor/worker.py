@@ -23,8 +23,8 @@ from millrace.executor.transport.messages import MessageCommunicator
 from millrace.executor.transport.mpi import World, join_world
 from millrace.executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
 from millrace.executor.transport.stand_in import StandInCommunicator
-from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
+from millrace.executor.values.saver import saver_of
 from millrace.planner.actors.protocol import Fire
 
 
@@ -120,13 +120,8 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
     block = None if shared is None else shared.blocks[world.rank]
     state = RankState(job.graph, world.rank, run, block)
     load_values(job, state)
-    if job.checkpoint is not None:
-        saver = Saver(
-            Path(job.checkpoint),
-            state,
-            last_step=job.first_step + job.steps,
-            every=job.checkpoint_every,
-        )
+    saver = saver_of(job, state, folder)
+    if saver is not None:
         state.fired = saver.fired
     # What exists by now stays: the collector need not walk it again, in the middle of a step.
     gc.freeze()
@@ -151,6 +146,8 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
             alone=job.alone,
             board=board,
         )
+    if saver is not None:
+        saver.finish()
     recording = replace(recording, totals=tuple(run.totals), smallest_margin=run.smallest_margin)
     recording.save(folder / f"rank.{world.rank}.npz")
     board.done()

@@ -8,7 +8,7 @@ and is the file to read first.
 
 from millrace.executor.data.classes import Blobs
 from millrace.executor.data.clicks import SyntheticClicks
-from millrace.executor.data.datasets import open_dataset
+from millrace.executor.data.datasets import data_digest, open_dataset
 from millrace.executor.data.images import Digits, Patterns
 from millrace.executor.data.masked import MaskedText
 from millrace.executor.data.pairs import TextPairs
@@ -22,5 +22,6 @@ __all__ = [
     "SyntheticClicks",
     "TextPairs",
     "TokenWindows",
+    "data_digest",
     "open_dataset",
 ]

@@ -34,8 +34,8 @@ from millrace.executor.measure import cache_folder
 from millrace.executor.recording import Recording
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.transport.mpi import World, join_world
-from millrace.executor.values.checkpoint import Saver
 from millrace.executor.values.loading import load_values, run_state
+from millrace.executor.values.saver import saver_of
 from millrace.executor.worker import be_rank, give_up
 
 Run = Callable[[RunJob, Path, World], None]
@@ -127,9 +127,7 @@ def train(
     savers = []
     for values in run.values.values():
         load_values(job, values)
-        if job.checkpoint is not None:
-            last = job.first_step + job.steps
-            saver = Saver(Path(job.checkpoint), values, last_step=last, every=job.checkpoint_every)
+        if (saver := saver_of(job, values, folder)) is not None:
             savers.append(saver)
     gc.freeze()
     first = next(iter(runs))
@@ -162,6 +160,8 @@ def train(
             patience=patience,
         )
     run.finish()
+    for saver in savers:
+        saver.finish()
     for board in boards:
         board.done()
     for rank, used in run.memory().items():

@@ -20,8 +20,10 @@ from millrace.models.graph import ITEMSIZE
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
 
-SCHEMA_VERSION = 2  # 2: checksums, and files named by their tensors and offsets
+SCHEMA_VERSION = 3  # 2: checksums, and files named by their tensors and offsets; 3: `trained_on`
+SCHEMA_VERSION_MIN = 2
 MANIFEST = "manifest.json"
+PARTIAL = ".partial"
 MANIFEST_BYTES_MAX = 2**28
 STEPS_MAX = 2**31 - 1
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -46,16 +48,62 @@ class SavedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     shards: tuple[SavedShard, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contents of a checkpoint; `step` counts the steps made."""
+class TrainedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Samples of a step of training: what draws them, and how many there are.
 
-    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = (
+    Attributes
+    ----------
+    seed
+        Seed of the order of samples.
+    data, data_digest
+        What the samples are, in a few words, and a digest of some of them (`data_digest`).
+    global_batch
+        Samples of a step.
+    """
+
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    data: str
+    data_digest: str
+    global_batch: Size
+
+    def differences(self, now: "TrainedOn") -> tuple[str, ...]:
+        """Sentences on what a run that goes on from here does otherwise."""
+        sentences = []
+        if now.seed != self.seed:
+            sentences.append(
+                f"the checkpoint was trained with seed {self.seed}, and this run has seed "
+                f"{now.seed}: its samples come in another order"
+            )
+        if now.data != self.data:
+            sentences.append(
+                f"the checkpoint was trained on {self.data}, and this run is on {now.data}"
+            )
+        elif now.data_digest != self.data_digest:
+            sentences.append(
+                f"the checkpoint was trained on {self.data}, which has other content now"
+            )
+        if now.global_batch != self.global_batch:
+            sentences.append(
+                f"the checkpoint was trained with a global batch of {self.global_batch}, and this "
+                f"plan has {now.global_batch}: its samples are others than without the break"
+            )
+        return tuple(sentences)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Contents of a checkpoint; `step` counts the steps made.
+
+    Version 2 does not say what it was `trained_on`.
+    """
+
+    schema_version: Annotated[int, msgspec.Meta(ge=SCHEMA_VERSION_MIN, le=SCHEMA_VERSION)] = (
         SCHEMA_VERSION
     )
     model: str
     plan_digest: str
     step: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MAX)]
     tensors: dict[str, SavedTensor]
+    trained_on: TrainedOn | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -86,7 +134,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     )
 
 
-def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 0) -> Manifest:
+def manifest_of(
+    graph: ActorGraph,
+    *,
+    model: str,
+    plan_digest: str,
+    step: int = 0,
+    trained_on: TrainedOn | None = None,
+) -> Manifest:
     """Manifest of what the ranks of `graph` write together, checksums left out."""
     tensors: dict[str, SavedTensor] = {}
     for program in graph.programs:
@@ -103,7 +158,9 @@ def manifest_of(graph: ActorGraph, *, model: str, plan_digest: str, step: int = 
                 sbp=register.sbp,
                 shards=(*(saved.shards if saved else ()), *shards),
             )
-    return Manifest(model=model, plan_digest=plan_digest, step=step, tensors=tensors)
+    return Manifest(
+        model=model, plan_digest=plan_digest, step=step, tensors=tensors, trained_on=trained_on
+    )
 
 
 def persistent_registers(registers: tuple[Register, ...]) -> Iterator[Register]:
@@ -123,6 +180,16 @@ def written_shard(graph: ActorGraph, rank: int, register: Register) -> SavedShar
     return SavedShard(rank=rank, offsets=offsets, shape=register.shape)
 
 
+def staged_bytes(graph: ActorGraph, rank: int) -> int:
+    """Bytes of all that a rank writes, which it copies first where it writes in the background."""
+    registers = graph.programs[graph.program_of(rank)].registers
+    return sum(
+        prod(register.shape) * ITEMSIZE[register.dtype]
+        for register in persistent_registers(registers)
+        if written_shard(graph, rank, register) is not None
+    )
+
+
 def shard_file(tensor: str, offsets: tuple[int, ...]) -> str:
     """Name of a shard's file, which has no `/` whatever the tensor is called.
 
@@ -137,6 +204,16 @@ def shard_file(tensor: str, offsets: tuple[int, ...]) -> str:
 def step_folder(step: int) -> str:
     """Name of the folder of a checkpoint."""
     return f"step-{step:08d}"
+
+
+def partial_folder(folder: Path, step: int) -> Path:
+    """Folder in which the ranks write what is to be a checkpoint."""
+    return folder / f"{step_folder(step)}{PARTIAL}"
+
+
+def mark_of(partial: Path, rank: int) -> Path:
+    """File by which a rank says that it has written its shards: their checksums by file."""
+    return partial / f"rank.{rank}.done"
 
 
 def step_of(name: str) -> int | None:

@@ -7,8 +7,10 @@ import numpy as np
 
 from millrace.executor.kernels import RunState
 from millrace.executor.rank import RankState
-from millrace.executor.values.checkpoint import Saver, commit_finished, load_checkpoint
+from millrace.executor.values.checkpoint import load_checkpoint
+from millrace.executor.values.checkpoint_folder import commit_finished
 from millrace.executor.values.manifest import Manifest, manifest_of
+from millrace.executor.values.saver import Saver
 from millrace.planner.actors.graph import Actor, ActorGraph, Leave, Port, Program, Queue, Register
 from millrace.planner.mesh import Axis
 
@@ -89,7 +91,7 @@ def write_shards(
         state.load(0, value)
         state.load(1, 2 * value)
         if state.rank not in skip:
-            Saver(folder, state, last_step=step, every=0).fired(0, 0)
+            Saver(folder, state, last_step=step, every=0, job_folder=folder).fired(0, 0)
 
 
 def loaded(checkpoint: Path, graph: ActorGraph) -> list[Any]:

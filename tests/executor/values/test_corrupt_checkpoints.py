@@ -129,7 +129,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (written(FIRST, b""), f"{FIRST}` has 0 bytes"),
     "another version": (
         top(schema_version=99),
-        "Expected `int` <= 2 - at `\\$.schema_version`; it is of another version",
+        "Expected `int` <= 3 - at `\\$.schema_version`; it is of another version",
     ),
     "no step": (top(step=-5), "Expected `int` >= 0 - at `\\$.step"),
     "a step too large": (top(step=2**62), "Expected `int` <= "),
