@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.gpu.torch_models.bert import Bert
 from benchmarks.gpu.torch_models.gpt import GPT
 from benchmarks.gpu.torch_models.llama import Llama
 from benchmarks.gpu.torch_models.resnet import ResNet
@@ -25,6 +26,8 @@ def module_of(spec: ModelSpec, vocab_multiple: int = 1, grouped_experts: bool = 
     """Module of a specification, on torch's default device, with any weights."""
     if spec.family == "resnet":
         return ResNet(spec.config)
+    if spec.family == "bert":
+        return Bert(spec.config)
     if spec.family == "decoder":
         return Llama(spec.config, vocab_multiple, grouped_experts)
     return GPT(spec.config, vocab_multiple)

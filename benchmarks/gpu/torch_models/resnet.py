@@ -1,4 +1,4 @@
-"""ResNet of bottleneck blocks in PyTorch (version 1.5: the 3x3 convolution has the stride).
+"""ResNet in PyTorch (version 1.5: a bottleneck's 3x3 convolution has the stride).
 
 Batch norms keep no running statistics: a training step does not read them.
 
@@ -50,6 +50,27 @@ class Bottleneck(nn.Module):
         return functional.relu(x + y)
 
 
+class Basic(nn.Module):
+    """3x3, 3x3, and a shortcut."""
+
+    def __init__(self, inward: int, outward: int, stride: int) -> None:
+        super().__init__()
+        self.conv_0, self.norm_0 = convolved(inward, outward, 3, stride), normed(outward)
+        self.conv_1, self.norm_1 = convolved(outward, outward, 3), normed(outward)
+        self.shortcut = self.shortcut_norm = None
+        if stride != 1 or inward != outward:
+            self.shortcut = convolved(inward, outward, 1, stride)
+            self.shortcut_norm = normed(outward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, Y, X] to more channels, and perhaps a smaller image."""
+        y = functional.relu(self.norm_0(self.conv_0(x)))
+        y = self.norm_1(self.conv_1(y))
+        if self.shortcut is not None:
+            x = self.shortcut_norm(self.shortcut(x))
+        return functional.relu(x + y)
+
+
 class ResNet(nn.Module):
     """Images to the mean loss. `config` is that of the zoo's family `resnet`."""
 
@@ -59,13 +80,14 @@ class ResNet(nn.Module):
         self.stem = nn.Conv2d(config.get("channels", 3), width, 7, 2, padding=3, bias=False)
         self.norm = normed(width)
         self.places: list[str] = []  # of the blocks, as the zoo names them
-        blocks = []
+        block_of = Basic if config["block"] == "basic" else Bottleneck
+        blocks: list[nn.Module] = []
         for stage, (depth, outward) in enumerate(
             zip(config["depths"], config["widths"], strict=True)
         ):
             for block in range(depth):
                 stride = 2 if block == 0 and stage > 0 else 1
-                blocks.append(Bottleneck(width, outward, stride))
+                blocks.append(block_of(width, outward, stride))
                 self.places.append(f"stage.{stage}.{block}")
                 width = outward
         self.blocks = nn.ModuleList(blocks)
