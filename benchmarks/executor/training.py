@@ -7,8 +7,8 @@ The same models, samples, initial values and AdamW, in fp32: one rank with all c
 beside PyTorch eager and compiled with as many threads, and two ranks with half of the cores each
 beside DistributedDataParallel on gloo with two processes. PyTorch's AdamW is the fused one. All
 take turns, a few steps each, several rounds; a figure is the median of its rounds, whose figures
-are the median of their steps. A ratio is PyTorch's time over Millrace's: above 1, Millrace is faster. The
-last two columns show whether both train alike: the losses after the same number of steps.
+are the median of their steps. A ratio is PyTorch's time over Millrace's: above 1, Millrace is
+faster. The last two columns show whether both train alike: losses after equal numbers of steps.
 
 With `--oversubscribed` twice as many ranks as cores share them; the ideal is the time in which the
 cores do what all ranks compute, and nothing else.
