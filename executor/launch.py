@@ -1,6 +1,5 @@
 """execute: run a plan on this machine, one process per rank, and say what happened."""
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from millrace.executor.gpu.memory_use import MemoryUse
 from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.job import RunJob
 from millrace.executor.processes import check_capacity
+from millrace.executor.progress import Progress, ProgressReader, gradient_norm, mean_loss
 from millrace.executor.recording import load_recording, losses, recorded_bytes, trace_of
 from millrace.executor.supervision.stall_watch import StallLimit, StallWatch
 from millrace.executor.values.checkpoint import checked_checkpoint, find_checkpoint
@@ -42,8 +42,6 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 
-Progress = Callable[[int, float], None]
-_LINE = re.compile(rb"^([0-9]+) (\S+)$", re.MULTILINE)  # what a full disk cut off is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,26 +410,3 @@ def _memory(folder: Path) -> dict[str, int] | None:
         "device": fullest.device_used_bytes,
         "grown": fullest.grown_bytes,
     }
-
-
-class _Progress:
-    """Reader of the lines that rank 0 writes after every step."""
-
-    def __init__(self, folder: Path, tell: Progress | None) -> None:
-        self._path, self._tell, self._read = folder / "progress", tell, 0
-
-    def read(self) -> None:
-        """Pass on the steps that have ended since the last call."""
-        if self._tell is None or not self._path.exists():
-            return
-        with self._path.open("rb") as lines:
-            lines.seek(self._read)
-            text = lines.read()
-        full_lines = text[: text.rfind(b"\n") + 1]
-        self._read += len(full_lines)
-        for step, loss in _LINE.findall(full_lines):
-            try:
-                self._tell(int(step), float(loss))
-            except OSError:  # who listened has gone, or its disk is full: training goes on
-                self._tell = None
-                return

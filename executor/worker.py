@@ -15,6 +15,7 @@ from millrace.executor.hosts.rank_line import open_line, place_on_host
 from millrace.executor.job import RunJob, read_job
 from millrace.executor.processes import bind_to_cores
 from millrace.executor.rank import RankMemory, RankState
+from millrace.executor.progress import FILE, write_progress
 from millrace.executor.recording import Recorder, Recording, StepDone
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.threaded import RankDriver, RankWork
@@ -125,13 +126,11 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
         state.fired = saver.fired
     # What exists by now stays: the collector need not walk it again, in the middle of a step.
     gc.freeze()
-    with (folder / "progress").open("ab", buffering=0) as lines:
+    with (folder / FILE).open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:
             if world.rank == 0 and len(run.totals) > step:
-                loss, count, _ = run.totals[step]
-                with suppress(OSError):  # a full disk: training goes on untold
-                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                write_progress(lines, job.first_step + step, run.totals[step])
 
         recording = run_rank(
             state,

@@ -31,6 +31,7 @@ from millrace.executor.gpu.watchdog import PATIENCE, Patience
 from millrace.executor.job import RunJob, read_job
 from millrace.executor.kernels import RunState
 from millrace.executor.measure import cache_folder
+from millrace.executor.progress import FILE, write_progress
 from millrace.executor.recording import Recording
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.transport.mpi import World, join_world
@@ -133,16 +134,14 @@ def train(
     first = next(iter(runs))
     logs = [StepLog(log_path(folder, rank), len(run.ranks[rank].program.actors)) for rank in runs]
     boards = [RankBoard(board_path(folder, rank), 0) for rank in runs]
-    with (folder / "progress").open("ab", buffering=0) as lines:
+    with (folder / FILE).open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:
             for log, board in zip(logs, boards, strict=True):
                 log.end_step(step, perf_counter_ns())
                 board.beat()
             if first == 0 and len(runs[first].totals) > step:
-                loss, count, _ = runs[first].totals[step]
-                with suppress(OSError):  # On a full disk training goes on untold.
-                    lines.write(f"{job.first_step + step} {loss / max(count, 1.0)!r}\n".encode())
+                write_progress(lines, job.first_step + step, runs[first].totals[step])
 
         def save_and_wait(step: int) -> None:
             for saver in savers:
