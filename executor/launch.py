@@ -161,14 +161,11 @@ def execute(
     trained_on = _trained_on(plan, data, seed)
     check_weights(weights, plan.graph, approximations(plan.model))
     graph = compile_plan(plan)
-    goes_on = in_background and checkpoint is not None and checkpoint_every + checkpoint_minutes > 0
-    in_background = _check_machine(graph, backend, steps, trace, staged=goes_on)
+    staged = in_background and checkpoint_every + checkpoint_minutes > 0
+    in_background = _check_machine(graph, backend, steps, trace, staged=staged)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest, trained_on=trained_on)
     with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
-        begin = _begin(graph, plan, checkpoint, trained_on) if resume else _Begin()
-        if noted is not None:
-            for sentence in begin.differences:
-                noted(sentence)
+        begin = _begin(graph, plan, checkpoint, trained_on, noted) if resume else _Begin()
         job = _job(
             plan,
             graph,
@@ -330,12 +327,17 @@ class _Begin(NamedTuple):
     differences: tuple[str, ...] = ()
 
 
-def _begin(graph: ActorGraph, plan: Plan, folder: Path | None, trained_on: TrainedOn) -> _Begin:
-    """Begin of a run that resumes."""
+def _begin(
+    graph: ActorGraph, plan: Plan, folder: Path | None, trained_on: TrainedOn, tell: Tell | None
+) -> _Begin:
+    """Begin of a run that resumes; tells what is not as it was."""
     assert folder is not None
     checkpoint, manifest = checked_checkpoint(folder, graph, plan.model.name)
     earlier = manifest.trained_on
     differences = () if earlier is None else earlier.differences(trained_on)
+    if tell is not None:
+        for sentence in differences:
+            tell(sentence)
     return _Begin(checkpoint, manifest.step, differences)
 
 

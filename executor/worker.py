@@ -121,7 +121,7 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
     block = None if shared is None else shared.blocks[world.rank]
     state = RankState(job.graph, world.rank, run, block)
     load_values(job, state)
-    saver = saver_of(job, state, folder)
+    saver = saver_of(job, state, folder, board.beat)
     if saver is not None:
         state.fired = saver.fired
     # What exists by now stays: the collector need not walk it again, in the middle of a step.

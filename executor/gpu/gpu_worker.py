@@ -125,15 +125,15 @@ def train(
     """
     run = DeviceRun(device, job.graph, runs, collectives)
     prepared()
+    boards = [RankBoard(board_path(folder, rank), 0) for rank in runs]
     savers = []
-    for values in run.values.values():
+    for values, board in zip(run.values.values(), boards, strict=True):
         load_values(job, values)
-        if (saver := saver_of(job, values, folder)) is not None:
+        if (saver := saver_of(job, values, folder, board.beat)) is not None:
             savers.append(saver)
     gc.freeze()
     first = next(iter(runs))
     logs = [StepLog(log_path(folder, rank), len(run.ranks[rank].program.actors)) for rank in runs]
-    boards = [RankBoard(board_path(folder, rank), 0) for rank in runs]
     with (folder / FILE).open("ab", buffering=0) as lines:
 
         def step_done(step: int) -> None:

@@ -10,7 +10,7 @@ from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
 from millrace.executor.values.manifest import shard_file, written_shard
 from millrace.executor.values.save_request import SaveRequest
-from millrace.executor.values.shard_writer import ShardWriter
+from millrace.executor.values.shard_writer import Beat, ShardWriter, no_beat
 from millrace.executor.values.unsaved import UnsavedNotes
 
 DECISIONS = 64  # steps whose decision is remembered; firings of so many are never under way at once
@@ -35,6 +35,8 @@ class Saver:
         be written.
     in_background
         Copy the shards, and write them while steps go on.
+    beat
+        Called over and over while the rank waits for the disk, which is no stall.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Saver:
         every: int,
         job_folder: Path,
         in_background: bool = False,
+        beat: Beat = no_beat,
     ) -> None:
         self._state, self._last_step, self._every = state, last_step, every
         self._request = SaveRequest(job_folder)
@@ -61,7 +64,7 @@ class Saver:
                 for file, number in files.items()
             }
         notes = UnsavedNotes(job_folder)
-        self._writer = ShardWriter(folder, state.rank, len(files), notes, buffers)
+        self._writer = ShardWriter(folder, state.rank, len(files), notes, buffers, beat)
 
     def fired(self, actor: int, firing: int) -> None:
         """Take note that `actor` has run (called before anyone may overwrite its outputs)."""
@@ -103,7 +106,9 @@ class Saver:
         return is_planned or step == self._request.step
 
 
-def saver_of(job: RunJob, state: RankValues, job_folder: Path) -> Saver | None:
+def saver_of(
+    job: RunJob, state: RankValues, job_folder: Path, beat: Beat = no_beat
+) -> Saver | None:
     """Saver of a rank of a job; None where nothing is saved."""
     if job.checkpoint is None:
         return None
@@ -114,6 +119,7 @@ def saver_of(job: RunJob, state: RankValues, job_folder: Path) -> Saver | None:
         every=job.checkpoint_every,
         job_folder=job_folder,
         in_background=job.checkpoint_in_background,
+        beat=beat,
     )
 
 

@@ -7,7 +7,7 @@ refuses takes a step's state from the run, and nothing else: the rank notes it a
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,12 @@ from millrace.executor.values.shard_files import sync_folder, write_shard, write
 from millrace.executor.values.unsaved import Unsaved, UnsavedNotes
 from millrace.models.arrays import Array
 from millrace.models.graph import to_json
+
+Beat = Callable[[], None]
+
+
+def no_beat() -> None:
+    """Beat that nobody hears."""
 
 
 @dataclass(slots=True)
@@ -52,6 +58,8 @@ class ShardWriter:
         Where it notes what it cannot write.
     buffers
         In the background: a buffer for every shard, by file. None: write at once.
+    beat
+        Called after every piece that is written while the rank waits for it.
     """
 
     def __init__(
@@ -61,9 +69,11 @@ class ShardWriter:
         files: int,
         notes: UnsavedNotes,
         buffers: Mapping[str, Array] | None = None,
+        beat: Beat = no_beat,
     ) -> None:
         self._folder, self._rank, self._files, self._notes = folder, rank, files, notes
-        self._buffers = buffers
+        self._buffers, self._beat = buffers, beat
+        self._waiting = 0 if buffers is not None else 1
         self._saves: dict[int, _Save] = {}
         self._changed = threading.Condition()
         self._queue: deque[_StagedShard] = deque()
@@ -81,8 +91,10 @@ class ShardWriter:
                 self._write(step, file, values, dtype)
             return
         with self._changed:
+            self._waiting += 1
             while file in self._staged and self._error is None:
                 self._changed.wait()
+            self._waiting -= 1
             self._raise()
         np.copyto(self._buffers[file], values)
         with self._changed:
@@ -96,6 +108,7 @@ class ShardWriter:
             return
         with self._changed:
             self._ends = True
+            self._waiting += 1
             self._changed.notify_all()
         self._thread.join()
         self._raise()
@@ -124,6 +137,11 @@ class ShardWriter:
                 self._error = error
                 self._changed.notify_all()
 
+    def _written(self) -> None:
+        """Take note that a piece is written."""
+        if self._waiting:
+            self._beat()
+
     def _write(self, step: int, file: str, values: Array, dtype: str) -> None:
         """Write a shard, and the mark behind the last one."""
         save = self._saves.setdefault(step, _Save(self._files))
@@ -136,7 +154,7 @@ class ShardWriter:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             path = partial / file
-            save.checksums[file] = write_shard(path, values, dtype)
+            save.checksums[file] = write_shard(path, values, dtype, self._written)
             if not save.shards_left:
                 path = mark_of(partial, self._rank)
                 draft = path.with_suffix(".draft")
