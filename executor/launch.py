@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -164,7 +164,8 @@ def execute(
     staged = in_background and checkpoint_every + checkpoint_minutes > 0
     in_background = _check_machine(graph, backend, steps, trace, staged=staged)
     contents = manifest_of(graph, model=plan.model.name, plan_digest=digest, trained_on=trained_on)
-    with _folder_of(checkpoint, contents, resume=resume, every=checkpoint_every):
+    often = (checkpoint_every, checkpoint_minutes)
+    with _folder_of(checkpoint, contents, resume=resume, often=often):
         begin = _begin(graph, plan, checkpoint, trained_on, noted) if resume else _Begin()
         job = _job(
             plan,
@@ -240,12 +241,13 @@ def rehearse(plan: Plan, *, steps: int) -> Trace:
 
 
 def _folder_of(
-    checkpoint: Path | None, contents: Manifest, *, resume: bool, every: int
+    checkpoint: Path | None, contents: Manifest, *, resume: bool, often: tuple[int, float]
 ) -> AbstractContextManager[None]:
     """Folder of checkpoints, held for as long as the run lasts."""
-    if every < 0:
-        raise CheckpointError(f"checkpoints every {every} steps: expected a number above 0")
-    if checkpoint is None and (resume or every):
+    for number, unit in zip(often, ("steps", "minutes"), strict=True):
+        if not 0 <= number < inf:
+            raise CheckpointError(f"checkpoints every {number} {unit}: expected a number above 0")
+    if checkpoint is None and (resume or any(often)):
         what = "resume from" if resume else "save in"
         raise CheckpointError(f"nothing to {what}: give the folder of the checkpoints as well")
     if checkpoint is None:

@@ -9,7 +9,7 @@ from millrace.executor.errors import ExecutorError, reason_of
 from millrace.executor.job import RunJob
 from millrace.executor.values.checkpoint import checkpoints_in
 from millrace.executor.values.checkpoint_folder import commit, partials_in
-from millrace.executor.values.manifest import MANIFEST, PARTIAL, Manifest, step_of
+from millrace.executor.values.manifest import MANIFEST, PARTIAL, Manifest, partial_folder, step_of
 from millrace.executor.values.save_timer import SaveTimer
 from millrace.executor.values.unsaved import Unsaved, UnsavedNotes
 
@@ -88,12 +88,12 @@ class Committer:
             self._timer.close()
         if self._is_saved:
             return
-        last = next((each for each in self.unsaved if each.step == self._last_step), None)
-        why = INCOMPLETE if last is None else _why(last)
-        raise ExecutorError(
-            f"the state after step {self._last_step}, the last, is not saved: {why}; "
-            f"{self._last_saved(self._last_step)}"
+        step = self._last_step
+        incomplete = Unsaved(
+            step=step, path=str(partial_folder(self._folder, step)), reason=INCOMPLETE
         )
+        last = next((unsaved for unsaved in self.unsaved if unsaved.step == step), incomplete)
+        raise ExecutorError(f"the last {last.sentence}; {self._last_saved(step)}")
 
     def _commit(self, partial: Path) -> bool:
         """Commit a partial checkpoint where every rank has written it."""
@@ -137,10 +137,7 @@ class Committer:
         if self._tell is None:
             return
         try:
-            self._tell(
-                f"step {unsaved.step} is not saved: {_why(unsaved)}; training goes on, "
-                f"{self._last_saved(unsaved.step)}"
-            )
+            self._tell(f"{unsaved.sentence}; training goes on, {self._last_saved(unsaved.step)}")
         except OSError:  # Who listened has gone, or its disk is full: training goes on.
             self._tell = None
 
@@ -187,10 +184,6 @@ def committer_of(
         timer=timer,
         tell=tell,
     )
-
-
-def _why(unsaved: Unsaved) -> str:
-    return f"{unsaved.reason} for `{unsaved.path}`"
 
 
 def _step(checkpoint: Path) -> int:

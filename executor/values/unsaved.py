@@ -19,6 +19,11 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     reason: str
 
+    @property
+    def sentence(self) -> str:
+        """Sentence on the step, without an end."""
+        return f"step {self.step} is not saved: {self.reason} for `{self.path}`"
+
 
 class UnsavedNotes:
     """Notes of all ranks in a job's folder.

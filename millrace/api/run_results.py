@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from millrace.executor.drift.drift_watch import Drift, Drifted
+    from millrace.executor.values.unsaved import Unsaved
     from millrace.pictures.picture_file import Picture
 
 
@@ -59,6 +60,10 @@ class RunResult(ShownResult):
         Where steps left their band, and the actor that moved.
     smallest_top_k_margin : float, optional
         Least margin by which a token chose its experts.
+    unsaved : tuple of Unsaved
+        Steps whose checkpoint could not be written, with `path` and `reason`.
+    resumed_with : tuple of str
+        Sentences on what it resumed with that the checkpoint was not trained with.
     """
 
     plan: Plan
@@ -76,6 +81,8 @@ class RunResult(ShownResult):
     memory_bytes: Mapping[str, int] | None = None
     drift: "tuple[Drift, ...]" = field(default=())
     smallest_top_k_margin: float | None = None
+    unsaved: "tuple[Unsaved, ...]" = ()
+    resumed_with: tuple[str, ...] = ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -93,6 +100,8 @@ class RunResult(ShownResult):
             "ranks": self.ranks,
             "backend": self.backend,
             "drift": msgspec.to_builtins(self.drift),
+            "unsaved": msgspec.to_builtins(self.unsaved),
+            "resumed_with": self.resumed_with,
         }
         if self.memory_bytes is not None:
             document["memory_bytes"] = dict(self.memory_bytes)
@@ -169,7 +178,11 @@ class RunResult(ShownResult):
         if self.memory_bytes is not None:
             parts = (f"{name} {format_bytes(size)}" for name, size in self.memory_bytes.items())
             figures["memory of the fullest rank"] = ", ".join(parts)
-        notes = tuple(drift_text(drift) for drift in self.drift)
+        notes = (
+            *self.resumed_with,
+            *(drift_text(drift) for drift in self.drift),
+            *(unsaved.sentence for unsaved in self.unsaved),
+        )
         return ResultView(title=headline(self.plan), figures=tuple(figures.items()), notes=notes)
 
 
@@ -178,7 +191,7 @@ def _check_options(
     learning_rate: float | None,
     weights: Path | None,
     checkpoint: Path | None,
-    checkpoint_every: int | None,
+    checkpoint_options: Mapping[str, float | None],
     resume: bool,
 ) -> None:
     """Refuse a learning rate that is none, and options of saving that do not go together."""
@@ -186,8 +199,13 @@ def _check_options(
         raise PlanError(f"--lr {learning_rate}: expected a learning rate above 0")
     if resume and checkpoint is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
-    if checkpoint_every is not None and checkpoint is None:
-        raise PlanError("--checkpoint-every saves the state: give its folder with --checkpoint")
+    for option, number in checkpoint_options.items():
+        if number is None:
+            continue
+        if checkpoint is None:
+            raise PlanError(f"{option} is for saved states: give their folder with --checkpoint")
+        if not 0 < number < inf:
+            raise PlanError(f"{option} {number}: expected a number above 0")
     if resume and weights is not None:
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
 
@@ -207,10 +225,13 @@ def run(
     trace: bool = True,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
+    checkpoint_minutes: float | None = None,
+    checkpoint_keep: int | None = None,
     resume: bool = False,
     progress: Callable[[int, float], None] | None = None,
     drifted: "Drifted | None" = None,
     stall_s: float | None = None,
+    noted: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Train a plan on this machine, one process per rank.
 
@@ -239,6 +260,10 @@ def run(
         Folder to save variables and optimizer state in at the end.
     checkpoint_every : int, optional
         Save there after every so many steps as well.
+    checkpoint_minutes : float, optional
+        Save there as well when so many minutes have passed since the last checkpoint.
+    checkpoint_keep : int, optional
+        How many of the last checkpoints stay there; all by default.
     resume : bool
         Go on from the last checkpoint there.
     progress : callable, optional
@@ -249,6 +274,9 @@ def run(
     stall_s : float, optional
         Seconds in which every rank must come further; 0: for ever. By default 10 s and ten
         predicted steps, or a minute where nothing is predicted for this machine.
+    noted : callable, optional
+        Called with a sentence about a checkpoint that cannot be written, and about what a resume
+        does otherwise than before.
 
     Returns
     -------
@@ -273,7 +301,11 @@ def run(
         learning_rate=learning_rate,
         weights=initial,
         checkpoint=folder,
-        checkpoint_every=checkpoint_every,
+        checkpoint_options={
+            "--checkpoint-every": checkpoint_every,
+            "--checkpoint-minutes": checkpoint_minutes,
+            "--checkpoint-keep": checkpoint_keep,
+        },
         resume=resume,
     )
     plan = document_of(planned)
@@ -287,11 +319,14 @@ def run(
         trace=trace,
         checkpoint=folder,
         checkpoint_every=checkpoint_every or 0,
+        checkpoint_minutes=checkpoint_minutes or 0.0,
+        checkpoint_keep=checkpoint_keep or 0,
         resume=resume,
         backend=where,
         progress=progress,
         drifted=drifted,
         stall_s=stall_s,
+        noted=noted,
     )
     step_time_s = measured.step_time_ns / 1e9
     return RunResult(
@@ -308,4 +343,6 @@ def run(
         memory_bytes=measured.memory,
         drift=measured.drift,
         smallest_top_k_margin=measured.smallest_top_k_margin,
+        unsaved=measured.unsaved,
+        resumed_with=measured.resumed_with,
     )

@@ -68,7 +68,10 @@ OPTIONS: dict[str, Sections] = {
     "run": {
         "Training": ("steps", "data", "lr", "seed", "weights"),
         "Devices": ("backend", "eager", "loopback", "deterministic"),
-        "Checkpoints": ("checkpoint", "checkpoint_every", "resume"),
+        "Checkpoints": (
+            *("checkpoint", "checkpoint_every", "checkpoint_minutes", "checkpoint_keep"),
+            "resume",
+        ),
     },
 }
 OTHERS, ANSWERS = "Options", "Answer"

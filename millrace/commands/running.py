@@ -71,6 +71,17 @@ CheckpointEvery = Annotated[
     typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
 ]
 
+CheckpointMinutes = Annotated[
+    float | None,
+    typer.Option(
+        metavar="M", help="Save too when M minutes have passed since the last checkpoint."
+    ),
+]
+CheckpointKeep = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="K", help="Only the last K checkpoints stay, not all."),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
@@ -185,6 +196,8 @@ def run(
     trace: TraceOutput = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
     checkpoint_every: CheckpointEvery = None,
+    checkpoint_minutes: CheckpointMinutes = None,
+    checkpoint_keep: CheckpointKeep = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
     ] = False,
@@ -216,10 +229,13 @@ def run(
             trace=trace is not None,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
+            checkpoint_minutes=checkpoint_minutes,
+            checkpoint_keep=checkpoint_keep,
             resume=resume,
             progress=told,
             drifted=say_drift,
             stall_s=stall,
+            noted=say_note,
         )
     if trace is not None:
         measured.save_trace(trace)
@@ -232,6 +248,11 @@ def say_drift(drift: "Drift") -> None:
     from millrace.tables.drifts import drift_text
 
     say(f"millrace: {drift_text(drift)}")
+
+
+def say_note(sentence: str) -> None:
+    """Say on stderr that a checkpoint is not written, or that a run resumes with something else."""
+    say(f"millrace: {sentence}")
 
 
 def warn_of_later(folder: Path, steps: int) -> None:

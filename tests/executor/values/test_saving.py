@@ -109,7 +109,7 @@ def test_a_run_whose_end_is_not_saved_says_what_is(tmp_path: Path) -> None:
         run.step(step)
     with pytest.raises(
         ExecutorError,
-        match=f"after step 4, the last, is not saved: no space .*{REFUSED}`; the last .* step 2$",
+        match=f"^the last step 4 is not saved: no space .*{REFUSED}`; the last .* step 2$",
     ):
         run.finish()
     assert run.sentences == []
