@@ -40,6 +40,27 @@ class ExecutorError(RuntimeError):
         self.actor = actor
 
 
+class RankFailedError(ExecutorError):
+    """A rank failed, or was lost with its host; the run may go on from its last checkpoint.
+
+    Attributes
+    ----------
+    host : str or None
+        The host, where it was lost with all its ranks.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        *,
+        rank: int | None = None,
+        actor: str | None = None,
+        host: str | None = None,
+    ) -> None:
+        super().__init__(cause, rank=rank, actor=actor)
+        self.host = host
+
+
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
     """Say which file the system refused, and why, as an ExecutorError."""

@@ -4,7 +4,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from millrace.executor.hosts.rank_failures import report_failure
 from millrace.executor.hosts.rank_line import open_line, place_on_host
 from millrace.executor.job import RunJob, read_job
 from millrace.executor.processes import bind_to_cores
-from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.progress import FILE, write_progress
+from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.threaded import RankDriver, RankWork

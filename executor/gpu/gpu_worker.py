@@ -7,7 +7,6 @@ all ranks as streams of one device (loopback).
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

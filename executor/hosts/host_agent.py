@@ -186,9 +186,9 @@ def host_number(orders: Orders, name: str | None) -> int:
     """
     names = [name] if name is not None else []
     names += [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
-    for known in names:
+    for called in names:
         for number, host in enumerate(orders.hosts):
-            if known and known.partition(".")[0] == host.partition(".")[0]:
+            if called and called.partition(".")[0] == host.partition(".")[0]:
                 return number
     raise SystemExit(f"this host is `{names[-1]}`, and the hosts are {', '.join(orders.hosts)}")
 

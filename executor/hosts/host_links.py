@@ -47,8 +47,8 @@ class HostLink:
     ----------
     host
         Its name and ranks.
-    launcher
-        Process here that has started its agent, and perhaps others.
+    launcher, program
+        Process here that has started its agent, and perhaps others, and its name.
     output
         What that prints.
     line
@@ -61,6 +61,7 @@ class HostLink:
 
     host: HostRanks
     launcher: subprocess.Popen[bytes]
+    program: str
     output: Path
     line: FrameLine | None = None
     ended: set[int] = field(default_factory=set)
@@ -195,7 +196,9 @@ class HostLinks:
                     start_new_session=True,
                 )
             for number in numbers:
-                link = HostLink(host=used[number], launcher=process, output=output)
+                link = HostLink(
+                    host=used[number], launcher=process, program=command[0], output=output
+                )
                 self._links.append(link)
                 self._link_by_rank |= dict.fromkeys(link.host.ranks, link)
             assert process.stdin is not None
@@ -257,7 +260,7 @@ class HostLinks:
                 how = (
                     f"no agent has come from it in {ARRIVE_S_MAX:.0f} s"
                     if code is None
-                    else f"`{link.launcher.args[0]}` ended with code {code}"  # type: ignore[index]
+                    else f"`{link.program}` ended with code {code}"
                 )
                 return self._lost(link, f"{how}{_last_lines(link.output)}")
         return None
@@ -297,7 +300,7 @@ class HostLinks:
         ranks = link.host.ranks
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
         cause = f"host `{link.host.name}`, which has {which}, is lost: {how}"
-        return RankEnded(ranks[0], None, False, cause)
+        return RankEnded(ranks[0], None, False, cause, link.host.name)
 
 
 def _agent_command() -> list[str]:

@@ -42,9 +42,7 @@ class HostRanks:
     ranks: tuple[int, ...]
 
 
-def hosts_of(
-    text: str, *, launcher: str | None = None, address: str | None = None
-) -> Hosts:
+def hosts_of(text: str, *, launcher: str | None = None, address: str | None = None) -> Hosts:
     """Hosts as the command line has them.
 
     Parameters
@@ -67,21 +65,20 @@ def hosts_of(
     >>> hosts_of("node1,node2").names
     ('node1', 'node2')
     """
+    start: tuple[str, ...] = SSH
     if text == SLURM:
         names, start = _slurm_hosts(), ()
     elif text.startswith("@"):
-        names, start = _names_in(Path(text[1:])), SSH
+        names = _names_in(Path(text[1:]))
     else:
-        names, start = tuple(name.strip() for name in text.split(",")), SSH
+        names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if not NAME.fullmatch(name):
             raise PlanError(f"--hosts {text}: `{name}` is no name of a host, such as node1")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise PlanError(f"--hosts {text}: `{twice[0]}` stands there twice")
-    return Hosts(
-        names=names, launcher=start if launcher is None else (launcher,), address=address
-    )
+    return Hosts(names=names, launcher=start if launcher is None else (launcher,), address=address)
 
 
 def placed(hosts: Hosts, ranks: int, ranks_per_node: int) -> tuple[HostRanks, ...]:
@@ -113,9 +110,7 @@ def placed(hosts: Hosts, ranks: int, ranks_per_node: int) -> tuple[HostRanks, ..
     return tuple(
         HostRanks(
             name=hosts.names[node],
-            ranks=tuple(
-                range(node * ranks_per_node, min((node + 1) * ranks_per_node, ranks))
-            ),
+            ranks=tuple(range(node * ranks_per_node, min((node + 1) * ranks_per_node, ranks))),
         )
         for node in range(nodes)
     )

@@ -18,11 +18,13 @@ from time import monotonic, sleep
 from typing import IO, NamedTuple, Protocol
 
 from millrace.executor.hosts.rank_line import LINE, PLACE
+from millrace.executor.supervision.rank_board import board_path, note_stopped
 from millrace.planner.clusters import machine_cores
 
 TOKEN = "MILLRACE_JOB"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 POLL_S = 0.02
+LOOK_S = 0.25  # how often ranks are looked at, whether they are stopped
 END_S_MAX = 5.0  # A killed process that waits for a disk may go on for so long.
 
 
@@ -46,12 +48,15 @@ class RankEnded(NamedTuple):
         True if it had said that its work was done.
     cause
         What is known besides; empty where nothing is.
+    host
+        The host, where it is lost with all its ranks.
     """
 
     rank: int
     code: int | None
     is_done: bool
     cause: str = ""
+    host: str | None = None
 
 
 Event = PmiLine | RankEnded
@@ -106,7 +111,8 @@ class LocalRanks:
         environment: Mapping[str, str],
         output: Path,
     ) -> None:
-        self._token = environment[TOKEN]
+        self._token, self._folder = environment[TOKEN], folder
+        self._looked_s = monotonic()
         self._lines: dict[int, socket.socket] = {}
         self._pmi: dict[int, socket.socket] = {}
         self._heard: dict[int, bytes] = dict.fromkeys(ranks, b"")
@@ -141,6 +147,10 @@ class LocalRanks:
 
     def serve(self, wait_s: float) -> list[Event]:
         """Events since the last call, in their order."""
+        if monotonic() - self._looked_s > LOOK_S:
+            self._looked_s = monotonic()
+            for rank, process in self._processes.items():
+                note_stopped(board_path(self._folder, rank), is_stopped(process.pid))
         events: list[Event] = []
         for file, _ in self._poll.poll(wait_s):
             rank = self._rank_by_file[file]
@@ -226,6 +236,20 @@ class LocalRanks:
                 self._poll.unregister(end)
             del self._rank_by_file[end.fileno()]
             end.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a process of this host is stopped, by a signal or by a debugger.
+
+    Parameters
+    ----------
+    pid
+        The process.
+    """
+    with suppress(OSError, IndexError):
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state in (b"T", b"t")
+    return False
 
 
 def rank_environment(token: str, ranks: int) -> dict[str, str]:

@@ -8,11 +8,11 @@ from time import perf_counter_ns
 
 import msgspec
 
-from millrace.executor.errors import ExecutorError
+from millrace.executor.errors import ExecutorError, RankFailedError
 from millrace.executor.hosts.local_ranks import RankEnded
 from millrace.planner.errors import InfeasibleError
 
-LAST_LINES = 5
+LAST_LINES, OUTPUT_BYTES = 5, 2**16
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,10 +75,15 @@ def failure_of(folder: Path, ended: RankEnded) -> ExecutorError | InfeasibleErro
         if failure.infeasible:
             error = InfeasibleError(failure.cause)
         else:
-            error = ExecutorError(failure.cause, rank=failure.rank, actor=failure.actor)
+            error = RankFailedError(failure.cause, rank=failure.rank, actor=failure.actor)
         error.add_note(failure.details)
         return error
-    return ExecutorError(ended.cause or _end_of(folder, ended.code), rank=ended.rank)
+    cause = ended.cause or _end_of(folder, ended.code)
+    if ended.host is not None:  # the sentence names it, and its ranks
+        error = RankFailedError(cause, host=ended.host)
+        error.rank = ended.rank
+        return error
+    return RankFailedError(cause, rank=ended.rank)
 
 
 def _end_of(folder: Path, code: int | None) -> str:
@@ -88,12 +93,10 @@ def _end_of(folder: Path, code: int | None) -> str:
     if code < 0:
         return f"the process ended: {signal.strsignal(-code)} (signal {-code})"
     printed = ""
-    output = folder / "output"
-    if output.exists():
-        size = output.stat().st_size
+    for output in sorted(folder.glob("output*")):
         with output.open("rb") as file:
-            file.seek(max(size - 65536, 0), os.SEEK_SET)
-            printed = file.read().decode(errors="replace")
+            file.seek(max(output.stat().st_size - OUTPUT_BYTES, 0), os.SEEK_SET)
+            printed += file.read().decode(errors="replace")
     lines = [line for line in printed.splitlines() if line.strip()]
     said = f"; last lines of the ranks: {' | '.join(lines[-LAST_LINES:])}" if lines else ""
     return f"the process ended with code {code}{said}"

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
 
+from millrace.executor.hosts.host_links import HostLinks
+from millrace.executor.hosts.host_list import HostRanks, Hosts, placed
 from millrace.executor.hosts.local_ranks import (
     POLL_S,
     LocalRanks,
@@ -29,7 +31,14 @@ LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
 
 
 def run_ranks(
-    module: str, ranks: int, folder: Path, *, watch: Callable[[], None] = lambda: None
+    module: str,
+    ranks: int,
+    folder: Path,
+    *,
+    watch: Callable[[], None] = lambda: None,
+    hosts: Hosts | None = None,
+    ranks_per_node: int = 1,
+    listening: Callable[[str], None] | None = None,
 ) -> None:
     """Run `python -m module folder` as `ranks` processes that MPI joins, to their end.
 
@@ -43,21 +52,38 @@ def run_ranks(
         The job's folder; its path is the module's argument.
     watch
         Called every 20 ms while the ranks run; what it raises ends them.
+    hosts
+        Where they run; None: on this machine.
+    ranks_per_node
+        Ranks of a host, where there are several.
+    listening
+        Called with the sentence that says where this process listens, if it does.
 
     Raises
     ------
-    ExecutorError
+    RankFailedError
         A rank failed or died; names the rank, the actor and the cause as far as they are known.
     InfeasibleError
-        A rank found that its device cannot hold it.
+        A rank found that its device cannot hold it, or there are not hosts enough.
     """
     token = f"{os.getpid()}-{perf_counter_ns()}"
-    environment = {**LOCAL, **rank_environment(token, ranks)}
     segments = _segments()
+    used = (
+        (HostRanks(name="", ranks=tuple(range(ranks))),)
+        if hosts is None
+        else placed(hosts, ranks, ranks_per_node)
+    )
+    pmi = PmiServer([len(host.ranks) for host in used])
     with _interruptible():
-        processes = LocalRanks(module, folder, range(ranks), ranks, environment, folder / "output")
+        processes: RankProcesses
+        if hosts is None:
+            environment = {**LOCAL, **rank_environment(token, ranks)}
+            output = folder / "output"
+            processes = LocalRanks(module, folder, range(ranks), ranks, environment, output)
+        else:
+            processes = HostLinks(hosts, used, module, folder, token, os.environ, listening)
         try:
-            failed = _watched(processes, PmiServer([ranks]), watch)
+            failed = _watched(processes, pmi, watch)
         finally:
             with _uninterruptible():
                 processes.end()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-PID, BEATS, IS_DONE = range(3)
+PID, BEATS, IS_DONE, IS_STOPPED = range(4)
 HEADER = 8  # numbers of 8 bytes before those of the actors: one cache line
 
 
@@ -74,6 +74,8 @@ class RankStanding(NamedTuple):
         Firings completed since the run began.
     is_done
         True if the rank has nothing more to do.
+    is_stopped
+        True if its process is stopped, which whoever started it has noted.
     begun, completed
         Firings by actor.
     """
@@ -81,6 +83,7 @@ class RankStanding(NamedTuple):
     pid: int
     beats: int
     is_done: bool
+    is_stopped: bool
     begun: NDArray[np.int64]
     completed: NDArray[np.int64]
 
@@ -108,8 +111,8 @@ class BoardReader:
         if len(numbers) < HEADER or not numbers[PID]:
             return None
         begun, completed = np.split(numbers[HEADER:], 2)
-        pid, beats, is_done = (int(number) for number in numbers[: IS_DONE + 1])
-        return RankStanding(pid, beats, bool(is_done), begun, completed)
+        pid, beats, is_done, is_stopped = (int(number) for number in numbers[: IS_STOPPED + 1])
+        return RankStanding(pid, beats, bool(is_done), bool(is_stopped), begun, completed)
 
     def close(self) -> None:
         """Close the file."""
@@ -128,3 +131,21 @@ class BoardReader:
 def board_path(folder: Path, rank: int) -> Path:
     """File in a job's folder that is a rank's board."""
     return folder / f"board.{rank}"
+
+
+def note_stopped(path: Path, is_stopped: bool) -> None:
+    """Note on a rank's board whether its process is stopped, which it cannot say itself.
+
+    Parameters
+    ----------
+    path
+        The board; nothing happens where there is none yet.
+    is_stopped
+        What is noted.
+    """
+    with suppress(OSError):
+        handle = os.open(path, os.O_WRONLY)
+        try:
+            os.pwrite(handle, int(is_stopped).to_bytes(8, "little"), 8 * IS_STOPPED)
+        finally:
+            os.close(handle)

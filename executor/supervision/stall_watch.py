@@ -1,12 +1,11 @@
 """Watch for stalls: the end of a run in which a rank comes no further, and whose fault it is."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from millrace.executor.errors import ExecutorError
+from millrace.executor.errors import RankFailedError
 from millrace.executor.supervision.rank_board import BoardReader, RankStanding, board_path
 from millrace.executor.supervision.standstill import Standstill, StandstillFinder
 from millrace.planner.actors.graph import ActorGraph
@@ -62,8 +61,6 @@ class StallWatch:
         The job's folder, with the boards.
     limit
         When a rank is taken for stalled; None: never.
-    is_stopped
-        Says of a rank and its process id whether the process is stopped.
     first_step
         Steps that earlier runs made.
     """
@@ -74,11 +71,9 @@ class StallWatch:
         folder: Path,
         limit: StallLimit | None,
         *,
-        is_stopped: Callable[[int, int], bool] | None = None,
         first_step: int = 0,
     ) -> None:
         self._limit, self._first_step = limit, first_step
-        self._is_stopped = is_stopped or _is_stopped_here
         self._finder = StandstillFinder(graph)
         self._boards = [BoardReader(board_path(folder, rank)) for rank in range(graph.ranks)]
         now_s = monotonic()
@@ -92,7 +87,7 @@ class StallWatch:
 
         Raises
         ------
-        ExecutorError
+        RankFailedError
             A rank has come no further for longer than the limit; names the rank that holds it up,
             the actor and the microbatch.
         """
@@ -133,7 +128,7 @@ class StallWatch:
         stopped = {
             rank
             for rank, standing in standings.items()
-            if silence_s[rank] > limit_s and self._is_stopped(rank, standing.pid)
+            if silence_s[rank] > limit_s and standing.is_stopped
         }
         is_late = [
             not _is_done(standings.get(rank))
@@ -143,7 +138,7 @@ class StallWatch:
         if not stopped and not any(is_late):
             return
         standstill = self._finder.standstill(standings, silence_s, stopped)
-        raise ExecutorError(
+        raise RankFailedError(
             self._sentence(standstill, silence_s[standstill.rank]),
             rank=standstill.rank,
             actor=standstill.actor,
@@ -157,11 +152,3 @@ class StallWatch:
 
 def _is_done(standing: RankStanding | None) -> bool:
     return standing is not None and standing.is_done
-
-
-def _is_stopped_here(rank: int, pid: int) -> bool:
-    """True if a process of this host is stopped, by a signal or by a debugger."""
-    with suppress(OSError, IndexError):
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        return state in (b"T", b"t")
-    return False

@@ -20,6 +20,7 @@ from millrace.executor.values.manifest import (
     SavedShard,
     read_manifest,
     shard_file,
+    step_folder,
     step_of,
 )
 from millrace.executor.values.shard_files import check_content, check_size, read_shard
@@ -43,8 +44,10 @@ def checkpoints_in(folder: Path) -> list[Path]:
     )
 
 
-def checked_checkpoint(folder: Path, graph: ActorGraph, model: str) -> tuple[Path, Manifest]:
-    """Last checkpoint in `folder` and its manifest, every byte of it checked.
+def checked_checkpoint(
+    folder: Path, graph: ActorGraph, model: str, *, step: int | None = None
+) -> tuple[Path, Manifest]:
+    """Last checkpoint in `folder`, or that of a step, and its manifest, every byte of it checked.
 
     Parameters
     ----------
@@ -52,6 +55,8 @@ def checked_checkpoint(folder: Path, graph: ActorGraph, model: str) -> tuple[Pat
         Where checkpoints lie.
     graph, model
         What is to go on from it.
+    step
+        Steps made at the checkpoint; None: the last.
 
     Raises
     ------
@@ -59,7 +64,7 @@ def checked_checkpoint(folder: Path, graph: ActorGraph, model: str) -> tuple[Pat
         There is none, it does not fit the model, or it is not as it was written; names the file,
         and the last step to which one can go back.
     """
-    path = find_checkpoint(folder)
+    path = find_checkpoint(folder) if step is None else folder / step_folder(step)
     try:
         manifest = read_manifest(path)
         manifest.check(graph, model)

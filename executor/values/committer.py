@@ -39,6 +39,8 @@ class Committer:
     ----------
     unsaved
         Steps that are not saved, and why.
+    saved
+        Steps of the checkpoints that are complete and still there.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Committer:
         self._steps: set[int] = set()
         self._dropped: set[int] = set()
         self.unsaved: list[Unsaved] = []
+        self.saved: set[int] = set()
 
     def look(self) -> None:
         """Commit what is whole, and drop what cannot be (called over and over)."""
@@ -104,6 +107,8 @@ class Committer:
             path = str(partial / MANIFEST)
             self._lose(Unsaved(step=step, path=path, reason=reason_of(error)))
             return False
+        if is_whole:
+            self.saved.add(step)
         self._is_saved = self._is_saved or (is_whole and step == self._last_step)
         return is_whole
 
@@ -120,6 +125,7 @@ class Committer:
             checkpoints = [path for path in checkpoints_in(self._folder) if _step(path) <= newest]
             for checkpoint in checkpoints[: -self._keep]:
                 self._dropped.add(_step(checkpoint))
+                self.saved.discard(_step(checkpoint))
                 with suppress(OSError):
                     # Under this name it is no checkpoint from now on, and removed by the next run.
                     removed = checkpoint.rename(checkpoint.with_suffix(PARTIAL))

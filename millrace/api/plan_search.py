@@ -245,6 +245,25 @@ def with_figures(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, figures=prediction_of(plan).figures)
 
 
+def planned_for_nodes(plan: Plan, nodes: int) -> Plan:
+    """Plan of the same training on fewer nodes of the same cluster, as fast as they allow.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan whose training goes on.
+    nodes : int
+        How many nodes are left.
+
+    Raises
+    ------
+    InfeasibleError
+        The training does not fit these nodes; names what binds.
+    """
+    cluster = msgspec.structs.replace(plan.cluster, nodes=nodes)
+    return search(plan.model, cluster, plan.global_batch, training=plan.training, seed=plan.seed)
+
+
 def searched_again(plan: Plan, progress: Progress | None = None) -> "SearchResult":
     """Result of the search that made a plan, which is made once more.
 

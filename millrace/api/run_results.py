@@ -10,6 +10,7 @@ import msgspec
 
 from millrace.api.data_frames import data_frame, firings_frame
 from millrace.api.plan_results import PlanResult, document_of
+from millrace.api.plan_search import planned_for_nodes
 from millrace.api.views import ResultView, ShownResult, check_matplotlib
 from millrace.figures import speed
 from millrace.files import write_trace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from millrace.executor.drift.drift_watch import Drift, Drifted
+    from millrace.executor.training.measured import Measured, Restart
     from millrace.executor.values.unsaved import Unsaved
     from millrace.pictures.picture_file import Picture
 
@@ -64,6 +66,9 @@ class RunResult(ShownResult):
         Steps whose checkpoint could not be written, with `path` and `reason`.
     resumed_with : tuple of str
         Sentences on what it resumed with that the checkpoint was not trained with.
+    restarts : tuple of Restart
+        Failures after which it went on from a checkpoint. The plan is the last one, and the trace
+        that of the steps since the last restart.
     """
 
     plan: Plan
@@ -83,6 +88,7 @@ class RunResult(ShownResult):
     smallest_top_k_margin: float | None = None
     unsaved: "tuple[Unsaved, ...]" = ()
     resumed_with: tuple[str, ...] = ()
+    restarts: "tuple[Restart, ...]" = ()
 
     @property
     def document(self) -> dict[str, Any]:
@@ -102,6 +108,7 @@ class RunResult(ShownResult):
             "drift": msgspec.to_builtins(self.drift),
             "unsaved": msgspec.to_builtins(self.unsaved),
             "resumed_with": self.resumed_with,
+            "restarts": msgspec.to_builtins(self.restarts),
         }
         if self.memory_bytes is not None:
             document["memory_bytes"] = dict(self.memory_bytes)
@@ -132,10 +139,12 @@ class RunResult(ShownResult):
         MissingPandasError
             pandas is not installed.
         """
-        columns = zip(self.trace.step_times_ns(), self.loss, self.gradient_norms, strict=True)
+        before: list[float | None] = [None] * (len(self.loss) - self.trace.steps)  # of a restart
+        times_s = [*before, *(step_ns / 1e9 for step_ns in self.trace.step_times_ns())]
+        columns = zip(times_s, self.loss, self.gradient_norms, strict=True)
         return data_frame(
-            {"step": step, "step_time_s": step_ns / 1e9, "loss": loss, "gradient_norm": norm}
-            for step, (step_ns, loss, norm) in enumerate(columns, start=self.first_step + 1)
+            {"step": step, "step_time_s": step_s, "loss": loss, "gradient_norm": norm}
+            for step, (step_s, loss, norm) in enumerate(columns, start=self.first_step + 1)
         )
 
     def firings_to_pandas(self) -> "DataFrame":
@@ -232,8 +241,12 @@ def run(
     drifted: "Drifted | None" = None,
     stall_s: float | None = None,
     noted: Callable[[str], None] | None = None,
+    restarts: int = 0,
+    hosts: str | None = None,
+    launcher: str | None = None,
+    address: str | None = None,
 ) -> RunResult:
-    """Train a plan on this machine, one process per rank.
+    """Train a plan on this machine or on hosts, one process per rank.
 
     Parameters
     ----------
@@ -275,8 +288,17 @@ def run(
         Seconds in which every rank must come further; 0: for ever. By default 10 s and ten
         predicted steps, or a minute where nothing is predicted for this machine.
     noted : callable, optional
-        Called with a sentence about a checkpoint that cannot be written, and about what a resume
-        does otherwise than before.
+        Called with a sentence about a checkpoint that cannot be written, about what a resume
+        does otherwise than before, about restarts, and about where the command listens.
+    restarts : int
+        How often the run may go on from its last checkpoint by itself when a rank fails.
+    hosts : str, optional
+        Hosts of the ranks: names with commas between them, `@FILE`, or `slurm`. Node n of the plan
+        lies on host n; hosts behind these are spares. By default all ranks are on this machine.
+    launcher : str, optional
+        Program in place of ssh that runs a command on a host: `LAUNCHER HOST COMMAND…`.
+    address : str, optional
+        Address of this machine that hosts reach; by default that of the way to the first host.
 
     Returns
     -------
@@ -293,6 +315,7 @@ def run(
         This machine cannot hold the ranks, or lacks what the backend needs; says what.
     """
     from millrace.executor.backend import Backend
+    from millrace.executor.hosts.host_list import hosts_of
     from millrace.executor.launch import execute
 
     where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
@@ -322,12 +345,21 @@ def run(
         checkpoint_minutes=checkpoint_minutes or 0.0,
         checkpoint_keep=checkpoint_keep or 0,
         resume=resume,
+        restarts=restarts,
+        replan=planned_for_nodes,
+        hosts=None if hosts is None else hosts_of(hosts, launcher=launcher, address=address),
         backend=where,
         progress=progress,
         drifted=drifted,
         stall_s=stall_s,
         noted=noted,
     )
+    return _result_of(plan, measured)
+
+
+def _result_of(plan: Plan, measured: "Measured") -> RunResult:
+    """Result of what was measured of a plan, or of the one that it was planned again to."""
+    plan = measured.plan if measured.restarts and measured.plan is not None else plan
     step_time_s = measured.step_time_ns / 1e9
     return RunResult(
         plan=plan,
@@ -345,4 +377,5 @@ def run(
         smallest_top_k_margin=measured.smallest_top_k_margin,
         unsaved=measured.unsaved,
         resumed_with=measured.resumed_with,
+        restarts=measured.restarts,
     )

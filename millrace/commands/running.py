@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from millrace.commands.options import completion
+from millrace.commands.options import completion, run_options
 from millrace.commands.options.option_words import SEED_MAX
 from millrace.commands.options.question_options import Framework, PlanFile, Trust
 from millrace.output import Json, answer, say, training, working
@@ -49,37 +49,6 @@ OtherPrecision = Annotated[
         help="Try the plan's model in this precision.",
         autocompletion=completion.precisions,
     ),
-]
-Deterministic = Annotated[
-    bool,
-    typer.Option(
-        "--deterministic", help="On GPUs: equal bits every time, nothing chosen by timing."
-    ),
-]
-Stall = Annotated[
-    float | None,
-    typer.Option(
-        "--stall",
-        min=0.0,
-        metavar="SECONDS",
-        help="End the run when a rank comes no further for so long; 0: never. Default: 10 s and "
-        "ten predicted steps.",
-    ),
-]
-CheckpointEvery = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Save every N steps too, not only the last."),
-]
-
-CheckpointMinutes = Annotated[
-    float | None,
-    typer.Option(
-        metavar="M", help="Save too when M minutes have passed since the last checkpoint."
-    ),
-]
-CheckpointKeep = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="K", help="Only the last K checkpoints stay, not all."),
 ]
 
 
@@ -171,37 +140,26 @@ def simulate(
 
 def run(
     plan: PlanFile,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Text: a file or folder; the standard library's sources by default."),
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(help="numpy: this machine's CPUs; cupy: its GPUs, one per rank.")
-    ] = "numpy",
-    eager: Annotated[
-        bool, typer.Option("--eager", help="On GPUs: actor by actor, not a captured step.")
-    ] = False,
-    loopback: Annotated[
-        bool, typer.Option("--loopback", help="All ranks on one GPU: to check a plan.")
-    ] = False,
-    deterministic: Deterministic = False,
-    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Of initial values and the order of samples.")
-    ] = 0,
-    weights: Annotated[
-        Path | None, typer.Option(help="Initial values: a .npz of arrays by variable.")
-    ] = None,
+    steps: run_options.Steps = 50,
+    data: run_options.Data = None,
+    backend: run_options.BackendName = "numpy",
+    eager: run_options.Eager = False,
+    loopback: run_options.Loopback = False,
+    deterministic: run_options.Deterministic = False,
+    lr: run_options.LearningRate = None,
+    seed: run_options.Seed = 0,
+    weights: run_options.Weights = None,
     trace: TraceOutput = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder to save the state in.")] = None,
-    checkpoint_every: CheckpointEvery = None,
-    checkpoint_minutes: CheckpointMinutes = None,
-    checkpoint_keep: CheckpointKeep = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last state in --checkpoint.")
-    ] = False,
-    stall: Stall = None,
+    checkpoint: run_options.Checkpoint = None,
+    checkpoint_every: run_options.CheckpointEvery = None,
+    checkpoint_minutes: run_options.CheckpointMinutes = None,
+    checkpoint_keep: run_options.CheckpointKeep = None,
+    resume: run_options.Resume = False,
+    restarts: run_options.Restarts = 0,
+    stall: run_options.Stall = None,
+    hosts: run_options.HostNames = None,
+    launcher: run_options.Launcher = None,
+    address: run_options.Address = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -236,6 +194,10 @@ def run(
             drifted=say_drift,
             stall_s=stall,
             noted=say_note,
+            restarts=restarts,
+            hosts=hosts,
+            launcher=launcher,
+            address=address,
         )
     if trace is not None:
         measured.save_trace(trace)

@@ -321,6 +321,38 @@ def test_a_stopped_rank_is_named_within_its_time() -> None:
     assert stopped
 
 
+def test_a_run_goes_on_by_itself_after_failures_and_loses_no_bit(tmp_path: Path) -> None:
+    """From the beginning where nothing is saved yet; more failures than allowed end it."""
+    plan = data_parallel_pipeline()
+    expected = execute(plan, steps=14)
+    kills = {1: "PMI_RANK=3", 8: "PMI_RANK=0"}
+    told: list[str] = []
+
+    def kill(step: int, loss: float) -> None:
+        if (rank := kills.pop(step, None)) is not None:
+            pid = next(pid for pid in ranks_of(os.getpid()) if rank in environment_of(pid))
+            os.kill(pid, signal.SIGKILL)
+
+    measured = execute(
+        plan,
+        steps=14,
+        checkpoint=tmp_path / "saved",
+        checkpoint_every=4,
+        restarts=2,
+        progress=kill,
+        noted=told.append,
+    )
+    assert measured.losses == expected.losses
+    assert measured.gradient_norms == expected.gradient_norms
+    assert [restart.rank for restart in measured.restarts] == [3, 0]
+    assert [restart.step % 4 for restart in measured.restarts] == [0, 0]
+    assert measured.restarts[1].step >= 4
+    assert [sentence.split("(")[-1] for sentence in told] == ["restart 1 of 2)", "restart 2 of 2)"]
+    kills[0] = "PMI_RANK=2"
+    with pytest.raises(ExecutorError, match=r"^rank 2: the process ended: Killed"):
+        execute(plan, steps=100_000, progress=kill)
+
+
 def environment_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
 

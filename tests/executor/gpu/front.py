@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from millrace.executor.backend import WORKERS, Backend
-from millrace.executor.launch import Measured, execute
+from millrace.executor.launch import execute
+from millrace.executor.training.measured import Measured
 from millrace.planner.plan import Plan
 
 LOOPBACK = Backend(name="cupy", loopback=True)
@@ -15,7 +16,7 @@ LOOPBACK_EAGER = Backend(name="cupy", loopback=True, eager=True)
 def emulate_gpus(patch: pytest.MonkeyPatch, **settings: object) -> None:
     """Put emulated devices where GPUs would be; `settings` are those of the worker."""
     patch.setitem(WORKERS, "cupy", "tests.executor.gpu.emulated_worker")
-    patch.setattr("millrace.executor.launch.require_gpu", lambda ranks: None)
+    patch.setattr("millrace.executor.training.training_run.require_gpu", lambda ranks: None)
     for name, value in settings.items():
         patch.setenv(f"EMULATED_{name.upper()}", str(value))
 

@@ -15,6 +15,7 @@ from millrace.executor.supervision.rank_board import (
     RankBoard,
     RankStanding,
     board_path,
+    note_stopped,
 )
 from millrace.executor.supervision.stall_watch import StallLimit, StallWatch
 from millrace.executor.supervision.standstill import StandstillFinder
@@ -72,7 +73,9 @@ def frozen_run(
             left -= rank == stuck and left > 0
             complete(rank, fire.actor)
     standings = {
-        rank: RankStanding(1, int(completed[rank].sum()), False, begun[rank], completed[rank])
+        rank: RankStanding(
+            1, int(completed[rank].sum()), False, False, begun[rank], completed[rank]
+        )
         for rank in range(graph.ranks)
     }
     return standings, [now - then for then in last], stuck_in
@@ -101,7 +104,7 @@ def test_a_meeting_to_which_all_have_come_is_the_transports() -> None:
     actors = len(GRAPH.programs[0].actors)
     begun = np.array([1, 1, *[0] * (actors - 2)], np.int64)
     completed = np.array([1, *[0] * (actors - 1)], np.int64)
-    standings = {rank: RankStanding(1, 1, False, begun, completed) for rank in range(2)}
+    standings = {rank: RankStanding(1, 1, False, False, begun, completed) for rank in range(2)}
     standstill = StandstillFinder(GRAPH).standstill(standings, [5.0, 6.0], ())
     assert (standstill.rank, standstill.actor) == (1, GRAPH.programs[0].actors[1].name)
     assert standstill.cause == "ranks 0 and 1 have all come, and no data moves"
@@ -111,10 +114,13 @@ def test_ranks_that_say_nothing_or_are_done_are_named() -> None:
     idle = np.zeros(len(GRAPH.programs[0].actors), np.int64)
     finder = StandstillFinder(GRAPH)
     assert finder.standstill({}, [1.0, 2.0], ()).cause == "it has not begun"
-    standings = {0: RankStanding(1, 0, False, idle, idle), 1: RankStanding(1, 3, True, idle, idle)}
+    standings = {
+        0: RankStanding(1, 0, False, False, idle, idle),
+        1: RankStanding(1, 3, True, False, idle, idle),
+    }
     assert finder.standstill(standings, [1.0, 2.0], ()).cause.startswith("it is done")
     assert finder.standstill(standings, [2.0, 1.0], ()).cause == "it has nothing under way"
-    on_gpu = {rank: RankStanding(1, 3, False, idle[:0], idle[:0]) for rank in range(2)}
+    on_gpu = {rank: RankStanding(1, 3, False, False, idle[:0], idle[:0]) for rank in range(2)}
     assert finder.standstill(on_gpu, [1.0, 2.0], ()).cause == "its step does not end"
 
 
@@ -129,8 +135,10 @@ def test_a_board_is_read_while_it_is_written(tmp_path: Path) -> None:
     board.begin(0)
     standing = reader.standing()
     assert standing is not None
-    assert standing[:3] == (os.getpid(), 1, False)
+    assert standing[:4] == (os.getpid(), 1, False, False)
     assert (list(standing.begun), list(standing.completed)) == ([1, 2], [0, 1])
+    note_stopped(board_path(tmp_path, 3), True)
+    assert reader.standing().is_stopped  # type: ignore[union-attr]
     board.done()
     assert reader.standing().is_done  # type: ignore[union-attr]
     reader.close()

@@ -1,0 +1,206 @@
+"""Runs over hosts made of network namespaces: equal losses, causes by name, nothing left behind."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+import pytest
+
+from benchmarks.executor.namespaces import NetworkHosts, network_hosts, why_unavailable
+from millrace.executor.errors import RankFailedError
+from millrace.executor.hosts.host_list import Hosts
+from millrace.executor.hosts.local_ranks import TOKEN
+from millrace.executor.launch import execute
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from tests.millrace.plans import data_parallel_pipeline
+
+UNAVAILABLE = why_unavailable()
+pytestmark = pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
+DEADLINE_S = 60.0
+STEPS = 100_000  # more than a run makes before something happens to it
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[NetworkHosts]:
+    with network_hosts(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder for temporary files here and on hosts; nothing is left in it, nor a rank."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert is_soon(lambda: not ranks())
+    assert is_soon(lambda: not set(folder.glob("millrace-*")))
+
+
+def is_soon(condition: Callable[[], bool]) -> bool:
+    deadline = monotonic() + DEADLINE_S
+    while not (came_true := condition()) and monotonic() < deadline:
+        sleep(0.02)
+    return came_true
+
+
+def ranks() -> dict[int, int]:
+    """Ranks of jobs of this process on all hosts, and their process ids."""
+    pids = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.startswith(f"{TOKEN}={os.getpid()}-".encode()) for word in words):
+            rank = next((w for w in words if w.startswith(b"PMI_RANK=")), b"=-1")
+            pids[int(rank[rank.index(b"=") + 1 :])] = int(path.parent.name)
+    return pids
+
+
+def hosts_in(network: NetworkHosts, count: int) -> Hosts:
+    """Hosts whose temporary files lie where the test looks for them."""
+    names = tuple(host.name for host in network)[:count]
+    launcher = Path(tempfile.gettempdir()) / "launcher"
+    launcher.write_text(
+        f'#!/bin/sh\nhost="$1"; shift\n'
+        f'exec {network.launcher} "$host" "export TMPDIR={launcher.parent}; $*"\n'
+    )
+    launcher.chmod(0o755)
+    return Hosts(names=names, launcher=(str(launcher),), address=network.address)
+
+
+def two_nodes() -> Plan:
+    plan = data_parallel_pipeline()
+    cluster = msgspec.structs.replace(plan.cluster, devices_per_node=2, nodes=2)
+    return msgspec.structs.replace(plan, cluster=cluster)
+
+
+def after(step: int, act: Callable[[], None]) -> Callable[[int, float], None]:
+    """Progress that does something once, after a step."""
+    left = [act]
+
+    def told(ended: int, loss: float) -> None:
+        if ended >= step and left:
+            left.pop()()
+
+    return told
+
+
+def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: Path) -> None:
+    """To the bit; checkpoints that they write together go on here, and the command listens once."""
+    expected = execute(data_parallel_pipeline(), steps=6).losses
+    told: list[str] = []
+    checkpoint = tmp_path / "saved"
+    over_hosts = execute(
+        two_nodes(),
+        steps=4,
+        hosts=hosts_in(network, 2),
+        checkpoint=checkpoint,
+        noted=told.append,
+        trace=True,
+    )
+    assert over_hosts.losses == expected[:4]
+    assert len(told) == 1
+    assert told[0].startswith(f"listening on {network.address}:")
+    assert {span.rank for span in over_hosts.trace.spans} == {0, 1, 2, 3}
+    assert execute(two_nodes(), steps=2, checkpoint=checkpoint, resume=True).losses == expected[4:]
+
+
+def test_a_rank_that_is_killed_on_another_host_is_named(network: NetworkHosts) -> None:
+    killed = after(3, lambda: os.kill(ranks()[3], signal.SIGKILL))
+    with pytest.raises(RankFailedError, match=r"^rank 3: the process ended: Killed"):
+        execute(two_nodes(), steps=STEPS, hosts=hosts_in(network, 2), progress=killed)
+
+
+def test_a_rank_that_is_stopped_on_another_host_is_named(network: NetworkHosts) -> None:
+    stopped = after(3, lambda: os.kill(ranks()[2], signal.SIGSTOP))
+    with pytest.raises(RankFailedError, match=r"^rank 2, actor .* its process is stopped"):
+        execute(two_nodes(), steps=STEPS, hosts=hosts_in(network, 2), progress=stopped, stall_s=2.0)
+
+
+def test_a_host_that_is_cut_off_is_named_and_a_spare_takes_its_place(
+    network: NetworkHosts, tmp_path: Path
+) -> None:
+    """Losses are those of a run that nothing befell; what runs on the lost host ends by itself."""
+    expected = execute(data_parallel_pipeline(), steps=40).losses
+    told: list[str] = []
+    try:
+        measured = execute(
+            two_nodes(),
+            steps=40,
+            hosts=hosts_in(network, 3),
+            checkpoint=tmp_path / "saved",
+            checkpoint_every=2,
+            restarts=1,
+            progress=after(8, network[1].cut),
+            noted=told.append,
+        )
+    finally:
+        network[1].mend()
+    assert measured.losses == expected
+    [restart] = measured.restarts
+    assert (restart.host, restart.rank) == (network[1].name, 2)
+    name = network[1].name
+    assert f"host `{name}`, which has ranks 2 to 3, is lost: it has not answered" in restart.cause
+    assert any("(restart 1 of 1)" in sentence for sentence in told)
+
+
+def test_a_lost_host_without_a_spare_is_planned_around(
+    network: NetworkHosts, tmp_path: Path
+) -> None:
+    """Losses agree but for the order of additions."""
+    smaller = msgspec.structs.replace(data_parallel_pipeline())
+    asked: list[int] = []
+
+    def replan(plan: Plan, nodes: int) -> Plan:
+        asked.append(nodes)
+        cluster = msgspec.structs.replace(plan.cluster, devices_per_node=4, nodes=1)
+        return msgspec.structs.replace(smaller, cluster=cluster)
+
+    killed = after(5, lambda: os.kill(agent_of(network[0].name), signal.SIGKILL))
+    measured = execute(
+        two_nodes(),
+        steps=20,
+        hosts=hosts_in(network, 2),
+        checkpoint=tmp_path / "saved",
+        checkpoint_every=2,
+        restarts=1,
+        replan=replan,
+        progress=killed,
+    )
+    assert asked == [1]
+    assert [restart.nodes for restart in measured.restarts] == [1]
+    assert measured.losses == pytest.approx(
+        execute(data_parallel_pipeline(), steps=20).losses, rel=1e-5
+    )
+
+
+def agent_of(host: str) -> int:
+    """Process id of the agent of a host."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[-2:-1] == [host.encode()] and b"host_agent" in b" ".join(words[:5]):
+            return int(path.parent.name)
+    raise AssertionError(f"no agent on {host}")
+
+
+def test_hosts_that_cannot_be_used_are_told_with_the_reason(network: NetworkHosts) -> None:
+    hosts = hosts_in(network, 2)
+    nowhere = Hosts(
+        names=(network[0].name, "nowhere"), launcher=hosts.launcher, address="127.0.0.1"
+    )
+    with pytest.raises(
+        RankFailedError, match=r"host `.*is lost: `.*ended with code.*(does not reach|resolve)"
+    ):
+        execute(two_nodes(), steps=1, hosts=nowhere)
+    with pytest.raises(InfeasibleError, match=r"lie on 2 nodes of 2, and there are 1 hosts"):
+        execute(two_nodes(), steps=1, hosts=hosts_in(network, 1))
