@@ -125,17 +125,18 @@ class StallWatch:
         }
         if all(rank in standings and standings[rank].is_done for rank in range(len(silence_s))):
             return
+        # One that is stopped may be silent for a little less than those that wait for it.
         stopped = {
             rank
             for rank, standing in standings.items()
-            if silence_s[rank] > limit_s and standing.is_stopped
+            if standing.is_stopped and silence_s[rank] > limit_s / 2
         }
         is_late = [
             not _is_done(standings.get(rank))
-            and silence > (limit_s if self._beats[rank] else self._limit.start_s)
+            and silence > (limit_s if self._beats[rank] or rank in stopped else self._limit.start_s)
             for rank, silence in enumerate(silence_s)
         ]
-        if not stopped and not any(is_late):
+        if not any(is_late):
             return
         standstill = self._finder.standstill(standings, silence_s, stopped)
         raise RankFailedError(
