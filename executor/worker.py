@@ -19,9 +19,9 @@ from millrace.executor.recording import Recorder, Recording, StepDone
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.threaded import RankDriver, RankWork
 from millrace.executor.transport.communicator import Communicator
-from millrace.executor.transport.messages import MessageCommunicator
 from millrace.executor.transport.mpi import World, join_world
-from millrace.executor.transport.shared import SharedCommunicator, SharedMemory, share_memory
+from millrace.executor.transport.network import open_communicator
+from millrace.executor.transport.shared import SharedMemory, share_memory
 from millrace.executor.transport.stand_in import StandInCommunicator
 from millrace.executor.values.loading import load_values, run_state
 from millrace.executor.values.saver import saver_of
@@ -77,7 +77,7 @@ def run_rank(
 ) -> Recording:
     """Run this process's rank for `steps` steps, all other ranks doing the same.
 
-    Ranks meet in shared memory where they have it, and by messages otherwise; not at all `alone`.
+    Ranks of a host meet in shared memory, others by messages; not at all `alone`.
     """
     program = memory.program
 
@@ -87,10 +87,8 @@ def run_rank(
     communicator: Communicator
     if alone:
         communicator = StandInCommunicator(memory)
-    elif shared is not None:
-        communicator = SharedCommunicator(memory.graph, memory, world, shared)
     else:
-        communicator = MessageCommunicator(memory.graph, memory, world)
+        communicator = open_communicator(memory.graph, memory, world, shared)
     recorder = Recorder(program, steps, spans=spans, step_done=step_done, step_log=step_log)
     driver = RankDriver(
         program,

@@ -8,6 +8,7 @@ null clock reaches its end.
 """
 
 from dataclasses import dataclass, field
+from math import prod
 from random import Random
 
 from millrace.planner.actors.graph import (
@@ -61,12 +62,18 @@ class RandomStage:
 class Drawing:
     """Random graph drawn from a seed."""
 
+    shape = SHAPE
+    ranks = 4  # at most
+    sizes = (1, 2, 2)  # of a stage
+    stages_max = 4
+    actors = (8, 24)
+
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.name = f"random {seed}"
-        self.size = self.random.choice((1, 2, 2))
+        self.size = self.random.choice(self.sizes)
         self.microbatches = self.random.randint(1, 4)
-        stages = self.random.randint(1, 4 // self.size)
+        stages = self.random.randint(1, min(self.ranks // self.size, self.stages_max))
         self.stages = [RandomStage() for _ in range(stages)]
         self.links: dict[tuple[int, int], tuple[int, int]] = {}  # send → recv
 
@@ -77,7 +84,7 @@ class Drawing:
         actions = (self.compute, self.compute, self.accumulate, self.collective, self.transfer)
         for stage_index in range(len(self.stages)):
             self.compute(stage_index, stage_index)
-        for number in range(len(self.stages), self.random.randint(8, 24)):
+        for number in range(len(self.stages), self.random.randint(*self.actors)):
             self.random.choice(actions)(self.random.randrange(len(self.stages)), number)
         for stage_index, stage in enumerate(self.stages):
             variables = [r for r, register in enumerate(stage.registers) if register.initial]
@@ -156,7 +163,7 @@ class Drawing:
                     kind=kind,
                     axes=("dp",),
                     reduction="sum",
-                    message_bytes=SHAPE[0] * ITEM_BYTES,
+                    message_bytes=prod(self.shape) * ITEM_BYTES,
                 )
                 output = self.register(stage_index, target, register.per_step)
                 self.meet(stage_index, f"{kind} {number}", "dp", register.per_step, meeting)
@@ -170,7 +177,7 @@ class Drawing:
             return
         there, source = self.random.choice(others), picked[0]
         register = self.stages[stage_index].registers[source]
-        size = SHAPE[0] * ITEM_BYTES
+        size = prod(self.shape) * ITEM_BYTES
         sending, receiving = (
             Meeting(key=f"m{number}", kind=kind, peer=peer, message_bytes=size)
             for kind, peer in (("send", there), ("recv", stage_index))
@@ -270,22 +277,23 @@ class Drawing:
         names = sorted(stage.orders)
         registers, end = [], 0
         for index, draft in enumerate(stage.registers):
-            shape = local_shape(SHAPE, parse_nd_sbp(draft.sbp), (self.size,))
+            shape = local_shape(self.shape, parse_nd_sbp(draft.sbp), (self.size,))
+            slot_bytes = -(-prod(shape) * ITEM_BYTES // LINE_BYTES) * LINE_BYTES
             registers.append(
                 Register(
                     name=f"r{index}",
                     tensor=f"r{index}",
-                    global_shape=SHAPE,
+                    global_shape=self.shape,
                     sbp=draft.sbp,
                     shape=shape,
                     dtype="float64",
                     slots=draft.slots,
                     initial=draft.initial,
                     offset_bytes=end,
-                    slot_bytes=LINE_BYTES,
+                    slot_bytes=slot_bytes,
                 )
             )
-            end += draft.slots * LINE_BYTES
+            end += draft.slots * slot_bytes
         actors = []
         for actor in stage.actors:
             lanes = (actor.queue,) if actor.meeting is None else (actor.queue, "launch")

@@ -100,7 +100,6 @@ BY_COLLECTIVE = (
     "planner/costs/collective_costs.py",
     "executor/gpu/nccl.py",
     "executor/transport/communicator.py",
-    "executor/transport/messages.py",
     "executor/probes/probe_graphs.py",
 )
 WEAK_NAMES = {"found", "one", "mine", "own", "kept", "made", "known", "at", "whole", "held"}

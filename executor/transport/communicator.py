@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
+from millrace.executor.transport.reductions import reduce_into
 from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.actors.protocol import Fire
@@ -20,8 +21,6 @@ from millrace.planner.sbp import parse_nd_sbp
 
 Done = Callable[[Fire], None]
 Failed = Callable[[int, Fire | None, BaseException], None]
-
-REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum}
 
 
 class Communicator(Protocol):
@@ -156,7 +155,7 @@ def meeting_keys(graph: ActorGraph) -> dict[str, int]:
 def receive(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:
     """Write into `recv` what this member receives, given what every member sends, in order.
 
-    Reductions add up in the order of the members, so that all of them get the same bits.
+    All members get the same bits, since reductions have one order (`reduce_into`).
     """
     RECEIVED[exchange.kind](exchange, sends, recv)
 
@@ -168,17 +167,6 @@ def block(array: Array, dim: int | None, parts: int, index: int) -> Array:
     size = array.shape[dim] // parts
     part = slice(index * size, (index + 1) * size)
     return array[(slice(None),) * dim + (part,)]
-
-
-def reduce_into(out: Array, terms: Sequence[Array], reduction: str) -> None:
-    """Reduce `terms` into `out` in their order."""
-    if len(terms) == 1:
-        np.copyto(out, terms[0])
-        return
-    operation = REDUCTIONS[reduction]
-    operation(terms[0], terms[1], out=out)
-    for term in terms[2:]:
-        operation(out, term, out=out)
 
 
 def _reduced(exchange: Exchange, sends: Sequence[Array], recv: Array) -> None:

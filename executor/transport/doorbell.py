@@ -3,8 +3,8 @@
 A ring says only "look again": what there is to see lies in shared memory. So a ring may be lost if
 another is still unheard (the socket's queue is then not empty, and its owner will look).
 
-Doorbells are Unix datagram sockets with abstract names (Linux): they leave no file and end with
-their process.
+Doorbells are Unix datagram sockets. Those that neighbours ring have abstract names (Linux): they
+leave no file and end with their process.
 """
 
 import socket
@@ -28,18 +28,25 @@ class Doorbell:
     """
 
     def __init__(self, name: str, rank: int, neighbours: Iterable[int]) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(_address(name, rank))
+        self._addresses = {other: _address(name, other) for other in neighbours}
         # A second socket to send from: the first has a timeout, which senders must not wait for.
-        self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if self._addresses:
+            self._addresses[rank] = _address(name, rank)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.bind(self._addresses[rank])
+            self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        else:
+            self._socket, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._out.setblocking(False)
-        self._addresses = {other: _address(name, other) for other in (rank, *neighbours)}
 
     def ring(self, ranks: Iterable[int]) -> None:
         """Wake the waiters of `ranks`, this one's own among them if it is named."""
         for rank in ranks:
             with suppress(OSError):
-                self._out.sendto(_RING, self._addresses[rank])
+                if self._addresses:
+                    self._out.sendto(_RING, self._addresses[rank])
+                else:
+                    self._out.send(_RING)
 
     def wait(self, wait_s: float | None) -> None:
         """Wait until the bell has rung, or for `wait_s` seconds; all rings until then count."""

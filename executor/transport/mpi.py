@@ -3,8 +3,10 @@
 `mpi4py` is imported by `join_world` alone; importing it starts MPI.
 """
 
+import os
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -48,22 +50,36 @@ class World:
         )
         return min(reading for host, reading in readings if host == gethostname())
 
-    def one_host(self) -> bool:
-        """True when every rank runs on this host."""
-        return len(set(self.communicator.allgather(gethostname()))) == 1
+    def hosts(self) -> tuple[int, ...]:
+        """Host of every rank, by the number of its first rank.
+
+        Containers and namespaces count as hosts of their own, though one kernel runs them.
+        """
+        names: list[tuple[str, ...]] = self.communicator.allgather(_host_identity())
+        return tuple(names.index(name) for name in names)
 
     def local_rank(self) -> int:
         """Number of this rank among those of its host, in the order of the ranks."""
         hosts: list[str] = self.communicator.allgather(gethostname())
         return hosts[: self.rank].count(hosts[self.rank])
 
-    def doorbell(self) -> Doorbell:
-        """Doorbell of this rank, once every rank (all on one host) has one."""
+    def doorbell(self, neighbours: Iterable[int]) -> Doorbell:
+        """Doorbell of this rank, once every rank has one; `neighbours` are those of its host."""
         name = self.communicator.bcast(token_hex(8))
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        bell = Doorbell(name, self.rank, others)
+        bell = Doorbell(name, self.rank, [rank for rank in neighbours if rank != self.rank])
         self.barrier()
         return bell
+
+
+def _host_identity() -> tuple[str, ...]:
+    """Names that tell a host, or a container, from all others of a run."""
+    identity = [gethostname()]
+    with suppress(OSError):
+        identity.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    for namespace in ("net", "pid"):
+        with suppress(OSError):
+            identity.append(os.readlink(f"/proc/self/ns/{namespace}"))
+    return tuple(identity)
 
 
 def join_world() -> World:

@@ -16,7 +16,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,9 +34,9 @@ from millrace.executor.transport.communicator import (
     RankArrays,
     meeting_keys,
     receive,
-    reduce_into,
 )
 from millrace.executor.transport.mpi import World
+from millrace.executor.transport.reductions import reduce_into
 from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
@@ -53,49 +53,61 @@ RECHECK_S = 0.01  # rings are not lost in practice; this bounds the harm if one 
 
 
 class SharedMemory:
-    """The arenas and words of all ranks of a run, mapped by this one.
+    """The arenas and words of the ranks of this host, mapped by this one.
 
     Attributes
     ----------
+    hosts
+        Host of every rank of the run, by any number: ranks of one number have these mapped.
     blocks
-        Every rank's arena as bytes.
+        Arena of every rank of this host as bytes.
     words
         `words[rank][meeting]`: the words of one rank's part in a meeting, by its number.
     """
 
-    def __init__(self, maps: Sequence[mmap.mmap], meetings: int) -> None:
+    def __init__(self, maps: Mapping[int, mmap.mmap], meetings: int, hosts: Sequence[int]) -> None:
         first = meetings * LINE_BYTES
-        segments = [np.frombuffer(segment, np.uint8) for segment in maps]
-        self.words: list[Words] = [
-            block[:first].view(np.int64).reshape(meetings, WORDS) for block in segments
-        ]
-        self.blocks = [block[first:] for block in segments]
+        self.hosts = tuple(hosts)
+        segments = {rank: np.frombuffer(segment, np.uint8) for rank, segment in maps.items()}
+        self.words: dict[int, Words] = {
+            rank: block[:first].view(np.int64).reshape(meetings, WORDS)
+            for rank, block in segments.items()
+        }
+        self.blocks = {rank: block[first:] for rank, block in segments.items()}
 
 
 def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
-    """Make this rank's memory and map that of all others; None where they cannot be shared.
+    """Make this rank's memory and map that of all others of its host; None on no Linux.
 
-    Segments have no name: the others open them through this process, so nothing is left behind
-    however it ends. Every rank must call this at the same point.
+    Ranks of a host that cannot map each other's are taken for hosts of their own. Segments have no
+    name: the others open them through this process, so nothing is left behind however it ends.
+    Every rank must call this at the same point.
     """
     meetings = max(1, len(meeting_keys(graph)))
     program = graph.programs[graph.program_of(world.rank)]
     size = meetings * LINE_BYTES + max(program.memory_bytes, LINE_BYTES)
     segment = -1
-    if hasattr(os, "memfd_create") and world.one_host():
+    if hasattr(os, "memfd_create"):
         segment = os.memfd_create(f"millrace rank {world.rank}")
         os.ftruncate(segment, size)
+    hosts = world.hosts()
     offers = world.communicator.allgather((os.getpid(), segment, size))
-    maps: list[mmap.mmap] = []
+    maps: dict[int, mmap.mmap] = {}
     with suppress(OSError):
-        for pid, number, length in offers:
-            opened = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-            maps.append(mmap.mmap(opened, length))
-            os.close(opened)
-    is_shared = all(world.communicator.allgather(len(maps) == world.size))
+        for rank, (pid, number, length) in enumerate(offers):
+            if hosts[rank] == hosts[world.rank]:
+                opened = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+                maps[rank] = mmap.mmap(opened, length)
+                os.close(opened)
+    has_mapped = world.communicator.allgather(len(maps) == hosts.count(hosts[world.rank]))
+    strangers = {host for host, mapped in zip(hosts, has_mapped, strict=True) if not mapped}
+    hosts = tuple(rank if host in strangers else host for rank, host in enumerate(hosts))
     if segment >= 0:
         os.close(segment)
-    return SharedMemory(maps, meetings) if is_shared else None
+    if world.rank not in maps:
+        return None
+    maps = {rank: maps[rank] for rank in maps if hosts[rank] == hosts[world.rank]}
+    return SharedMemory(maps, meetings, hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +177,7 @@ class SharedCommunicator:
             )
             for actor, (exchange, *_) in memory.exchanges.items()
         }
-        self._bell = world.doorbell()
+        self._bell = world.doorbell(shared.words)
         self._inbox: deque[tuple[Fire, Done] | None] = deque()
         self._views: dict[tuple[int, int, tuple[int, ...], str], Array] = {}
         self._fence = threading.Lock()

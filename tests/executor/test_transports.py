@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 
 from millrace.executor.errors import ExecutorError
@@ -35,9 +34,13 @@ try:
     found = {{}}
     for path in sorted(folder.glob("*.graph")):
         graph = msgspec.json.decode(path.read_bytes(), type=ActorGraph)
-        for transport in ("shared", "messages"):
-            shared = share_memory(graph, world) if transport == "shared" else None
-            assert (shared is not None) == (transport == "shared")
+        for transport in ("shared", "messages", "both", "uneven"):
+            shared = share_memory(graph, world) if transport != "messages" else None
+            if shared is not None:
+                assert shared.hosts == (0, 0, 0, 0)
+                shared.hosts = {{"both": (0, 0, 2, 2), "uneven": (0, 1, 1, 0)}}.get(
+                    transport, shared.hosts
+                )
             run = RunState(seed=0, dataset=WaveData(), global_batch=8, microbatches=2, batch=4)
             block = shared.blocks[rank] if shared else None
             state = RankState(graph, rank, run, block)
@@ -55,7 +58,7 @@ except BaseException as error:
 """
 
 
-def test_both_transports_move_what_one_process_moves(
+def test_every_transport_moves_to_the_bit_what_one_process_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, large = (8, 4, 12), (64, 4, 96)
@@ -105,9 +108,9 @@ def test_both_transports_move_what_one_process_moves(
                 if not result.startswith("y"):
                     continue
                 expected = [value(state, result, slot).tolist() for slot in (0, 1)]
-                assert moved_by_rank[state.rank][f"{name} shared {result}"] == expected, name
-                received = moved_by_rank[state.rank][f"{name} messages {result}"]
-                np.testing.assert_allclose(received, expected, rtol=1e-12, err_msg=name)
+                for transport in ("shared", "messages", "both", "uneven"):
+                    received = moved_by_rank[state.rank][f"{name} {transport} {result}"]
+                    assert received == expected, (name, transport)
 
 
 class Unbound(ModuleType):

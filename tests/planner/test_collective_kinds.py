@@ -4,7 +4,6 @@ import pytest
 
 from millrace.executor.gpu.nccl import CALLS as NCCL_CALLS
 from millrace.executor.transport.communicator import RECEIVED
-from millrace.executor.transport.messages import CALLS as MPI_CALLS
 from millrace.planner.boxing import BoxingStep, step_bytes
 from millrace.planner.collectives import BOXING, COLLECTIVES
 from millrace.planner.costs.collective_costs import ALGORITHMS, LIBRARY_ALGORITHMS
@@ -20,7 +19,7 @@ BOXED = {
 
 
 def test_a_kind_is_priced_and_implemented_everywhere() -> None:
-    for table in (ALGORITHMS, RECEIVED, MPI_CALLS, NCCL_CALLS):
+    for table in (ALGORITHMS, RECEIVED, NCCL_CALLS):
         assert set(table) == set(COLLECTIVES)
     assert set(LIBRARY_ALGORITHMS) <= set(COLLECTIVES)
 

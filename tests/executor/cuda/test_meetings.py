@@ -134,7 +134,9 @@ def expected_of(case: MeetingCase, meeting: RendezvousMembers) -> list[Array]:
             if case.dtype not in ("bfloat16", "float16"):
                 exact = np.empty_like(recv)
                 receive(exchange, meeting.sends, exact)
-                np.testing.assert_array_equal(recv, exact)
+                if len(meeting.sends) <= 3:  # more are added in a tree on CPUs
+                    np.testing.assert_array_equal(recv, exact)
+                np.testing.assert_allclose(recv, exact, rtol=1e-6, atol=1e-6)
         else:
             receive(exchange, meeting.sends, recv)
         received.append(recv)
