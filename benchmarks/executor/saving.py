@@ -1,8 +1,8 @@
-"""Step times with checkpoints beside step times without, written while steps wait or while they go on.
+"""Step times with checkpoints beside those without, written while steps wait or while they go on.
 
 Run `python -m benchmarks.executor.saving [--folder FOLDER] [--model NAME] [--rounds N]` from the
-root of the repository. Checkpoints go into a folder in FOLDER, which is removed again; by default in
-the system's temporary one.
+root of the repository. Checkpoints go into a folder in FOLDER (by default the system's temporary
+one), which is removed again.
 
 Every model is run on two processes without checkpoints, then with one every few steps that is
 written while the step waits, and with one that is written in the background; a round is all three,
@@ -30,7 +30,7 @@ WARM_UP = 2
 
 
 class SavedModel(NamedTuple):
-    """A model to save: its name, sequence length, steps, and steps from a checkpoint to the next."""
+    """A model to save: its name, sequence length, steps, and steps between checkpoints."""
 
     name: str
     seq_len: int

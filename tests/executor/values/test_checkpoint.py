@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from millrace.executor.data import data_digest, open_dataset
 from millrace.executor.errors import CheckpointError, ExecutorError
 from millrace.executor.values.checkpoint import (
     checked_checkpoint,
@@ -12,8 +14,9 @@ from millrace.executor.values.checkpoint import (
     load_checkpoint,
 )
 from millrace.executor.values.checkpoint_folder import locked_folder
-from millrace.executor.values.manifest import Manifest, SavedTensor, read_manifest
+from millrace.executor.values.manifest import Manifest, SavedTensor, TrainedOn, read_manifest
 from millrace.models.graph import to_json
+from millrace.models.zoo.catalogue import model_spec
 from tests.executor.values.saved import (
     W,
     contents,
@@ -145,3 +148,35 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     (checkpoint / "manifest.json").write_text('{"schema_version": 2, "modl": 3}')
     with pytest.raises(CheckpointError, match="modl"):
         read_manifest(checkpoint)
+
+
+def test_what_a_resume_does_otherwise_is_told_where_the_manifest_says_it(tmp_path: Path) -> None:
+    graph = optimizer_graph("(B, B)", (1, 1))
+    then = TrainedOn(seed=0, data="text: a.txt", data_digest="1", global_batch=8)
+    now = TrainedOn(seed=3, data="text: b.txt", data_digest="2", global_batch=4)
+    told = then.differences(now)
+    assert [sentence.split("trained ")[1].split(",")[0] for sentence in told] == [
+        "with seed 0",
+        "on text: a.txt",
+        "with a global batch of 8",
+    ]
+    assert then.differences(then) == ()
+    (same_name,) = then.differences(msgspec.structs.replace(then, data_digest="2"))
+    assert same_name == "the checkpoint was trained on text: a.txt, which has other content now"
+    (checkpoint,) = save(graph, tmp_path)
+    file = checkpoint / "manifest.json"
+    document = msgspec.json.decode(file.read_bytes())
+    del document["trained_on"]
+    file.write_bytes(msgspec.json.encode(document | {"schema_version": 2}))
+    assert read_manifest(checkpoint).trained_on is None
+
+
+def test_the_digest_of_data_is_of_its_content_and_not_of_name_or_seed(tmp_path: Path) -> None:
+    model = model_spec("gpt-demo", seq_len=32)
+    files = [tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "c.txt"]
+    for file, text in zip(files, ("once ", "once ", "upon "), strict=True):
+        file.write_text(text * 1000)
+    first, renamed, other = (
+        data_digest(open_dataset(str(file), model, seed), model) for seed, file in enumerate(files)
+    )
+    assert first == renamed != other

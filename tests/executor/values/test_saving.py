@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
 from millrace.executor.rank import RankState
 from millrace.executor.values.committer import Committer
 from millrace.executor.values.save_request import SaveRequest
+from millrace.executor.values.save_timer import SaveTimer
 from millrace.executor.values.saver import Saver
 from millrace.planner.actors.graph import ActorGraph
 from tests.executor.values.saved import W, contents, loaded, optimizer_graph, states_of
@@ -152,3 +154,45 @@ def test_a_request_that_is_not_there_or_cut_off_asks_for_nothing(tmp_path: Path)
     request.write(2**40)
     assert request.step == 2**40
     SaveRequest(tmp_path / "nowhere").write(1)
+
+
+def test_a_step_is_asked_for_that_every_rank_sees_in_time(tmp_path: Path) -> None:
+    """Five seconds ahead of the furthest rank, three steps at the least; one at a time."""
+    now_s = 0.0
+    timer = SaveTimer(
+        GRAPH, tmp_path, minutes=1.0, first_step=100, last_step=180, clock=lambda: now_s
+    )
+    logs = [StepLog(log_path(tmp_path, rank), 1) for rank in (0, 1)]
+    request = SaveRequest(tmp_path)
+
+    def end_steps(rank: int, first: int, end: int, step_s: float) -> None:
+        for step in range(first, end):
+            logs[rank].end_step(step, round(step * step_s * 1e9))
+
+    end_steps(0, 0, 10, 0.5)
+    timer.look()
+    assert request.step == 0
+    now_s = 61.0
+    timer.look()
+    assert request.step == 0  # where a rank is not known
+    end_steps(1, 0, 12, 0.5)
+    timer.look()
+    assert request.step == 122
+    now_s = 130.0
+    end_steps(0, 10, 20, 20.0)
+    timer.look()
+    assert request.step == 122  # a rank has not come to it
+    for rank in (0, 1):
+        end_steps(rank, 20 - 8 * rank, 30, 20.0)
+    timer.saved()
+    timer.look()
+    assert request.step == 122  # a checkpoint is there
+    now_s = 200.0
+    timer.look()
+    assert request.step == 133
+    for rank in (0, 1):
+        end_steps(rank, 30, 78, 20.0)
+    now_s = 300.0
+    timer.look()
+    assert request.step == 133  # the last step is saved anyway
+    timer.close()
