@@ -2,7 +2,6 @@
 
 import os
 import platform
-import pwd
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.native.c_library import native_version
 from millrace.executor.probes.machine_load import wait_for_quiet
 from millrace.executor.probes.median_over_ranks import merged
 from millrace.executor.probes.probe_rounds import ROUNDS_MIN
@@ -21,6 +21,7 @@ from millrace.executor.probes.probe_timing import ProbeRequest, Timings
 from millrace.executor.probes.recheck import contradiction
 from millrace.executor.probes.timed_ranks import quality_of, timed_ranks
 from millrace.executor.processes import check_capacity, usable_cores
+from millrace.executor.user_cache import cache_folder
 from millrace.models.documents import FileError, read_document, write_bytes
 from millrace.models.graph import to_json
 from millrace.planner.cluster import Device
@@ -101,10 +102,10 @@ def cached_profile(
     """Profile of this machine with `ranks` processes, measured once and then kept.
 
     It is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`, `millrace/`) and is
-    measured anew when the host, its cores, NumPy or the way of measuring change, and when the
-    machine contradicts it, which is tried every ten minutes at most; `progress` is told when it is;
-    `unkept` (else `progress`) where it cannot be kept, and why. `refine` makes what is kept of what
-    was measured.
+    measured anew when the host, its cores, NumPy, the kernels or the way of measuring change, and
+    when the machine contradicts it, which is tried every ten minutes at most; `progress` is told
+    when it is; `unkept` (else `progress`) where it cannot be kept, and why. `refine` makes what is
+    kept of what was measured.
     """
     return kept_profile(
         _key(ranks),
@@ -245,22 +246,6 @@ def _age_s(*paths: Path) -> float:
     return time() - max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def cache_folder() -> Path:
-    """Folder in which profiles are kept, whether or not it can be written to."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # the specification of it leaves such a value out
-        root = Path(os.environ.get("HOME") or _home()) / ".cache"
-    return root / "millrace"
-
-
-def _home() -> str:
-    """Home of the user; where there is none, a place in which nothing can be kept."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:
-        return os.devnull
-
-
 def _key(ranks: int) -> str:
     parts = {
         "form": FORM,
@@ -269,6 +254,7 @@ def _key(ranks: int) -> str:
         "cores": usable_cores(),
         "ranks": ranks,
         "numpy": np.__version__,
+        "kernels": native_version(),
         "python": platform.python_version(),
     }
     return "; ".join(f"{name} {value}" for name, value in parts.items())

@@ -29,11 +29,11 @@ from millrace.executor.gpu.gemm.tuning_cache import agreed
 from millrace.executor.gpu.watchdog import PATIENCE, Patience
 from millrace.executor.job import RunJob, read_job
 from millrace.executor.kernels import RunState
-from millrace.executor.measure import cache_folder
 from millrace.executor.progress import FILE, write_progress
 from millrace.executor.recording import Recording
 from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.user_cache import cache_folder
 from millrace.executor.values.loading import load_values, run_state
 from millrace.executor.values.saver import saver_of
 from millrace.executor.worker import be_rank, give_up

@@ -23,6 +23,9 @@ from millrace.planner.clusters import machine_cores
 
 TOKEN = "MILLRACE_JOB"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# Idle threads of OpenBLAS (after 2^10 cycles) and OpenMP sleep: spinning, they take cores from each
+# other and from other ranks.
+SLEEPING = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}
 POLL_S = 0.02
 LOOK_S = 0.25  # how often ranks are looked at, whether they are stopped
 END_S_MAX = 5.0  # A killed process that waits for a disk may go on for so long.
@@ -271,6 +274,7 @@ def rank_environment(token: str, ranks: int) -> dict[str, str]:
     root = str(Path(__file__).absolute().parents[3])  # the folder that millrace/ lies in
     threads = str(max(1, machine_cores() // ranks))
     return {
+        **SLEEPING,
         **inherited,
         "PYTHONPATH": os.pathsep.join(filter(None, (root, inherited.get("PYTHONPATH")))),
         "PYTHONSAFEPATH": "1",

@@ -33,6 +33,7 @@ from millrace.executor.kernels.movement import (
     sum_,
     widen,
 )
+from millrace.executor.kernels.native.native_table import native_kernel
 from millrace.executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
 from millrace.executor.kernels.rows.layer_norm import (
     layer_norm,
@@ -155,4 +156,4 @@ def make_kernel(context: KernelContext) -> Kernel:
                 f"the NumPy backend has no {shard.dtype}: plan with --precision fp32",
                 actor=context.name,
             )
-    return KERNELS[context.kind](context)
+    return native_kernel(context) or KERNELS[context.kind](context)

@@ -87,14 +87,14 @@ def learning_rate(context: KernelContext) -> Kernel:
     return kernel
 
 
-def _gradient_scale(totals: Array, clip_norm: float) -> float:
+def gradient_scale(totals: Array, clip_norm: float) -> float:
     """Factor of an unscaled gradient: 1 / tokens, and the clipping."""
     tokens = max(float(totals[1]), 1.0)
     norm = sqrt(float(totals[2])) / tokens
     return (clip_norm / norm if 0 < clip_norm < norm else 1.0) / tokens
 
 
-class _State:
+class OptimizerState:
     """The flat state arrays of an optimizer, as many as the op table says.
 
     Where there is a buffer they lie in host memory: each piece is copied into the buffer, worked on
@@ -151,13 +151,13 @@ def adamw(context: KernelContext) -> Kernel:
     beta1, beta2 = context.number("beta1", 0.9), context.number("beta2", 0.95)
     epsilon, decay = context.number("epsilon", 1e-8), context.number("weight_decay", 0.0)
     clip_norm = context.number("clip_norm", 0.0)
-    state = _State(context)
+    state = OptimizerState(context)
     (buffer,) = scratch(1, size, context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
         context.run.record_totals(firing, inputs[2])
-        scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
+        scale, rate = gradient_scale(inputs[2], clip_norm), float(inputs[3])
         steps = context.run.first_step + firing + 1
         correction = sqrt(1 - beta2**steps)
         pace = rate * correction / (1 - beta1**steps)
@@ -194,13 +194,13 @@ def sgd(context: KernelContext) -> Kernel:
     size = context.outputs[0].size
     momentum, decay = context.number("momentum", 0.0), context.number("weight_decay", 0.0)
     clip_norm = context.number("clip_norm", 0.0)
-    state = _State(context)
+    state = OptimizerState(context)
     (buffer,) = scratch(1, size, context.outputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         w, gradient, target = (a.reshape(-1) for a in (inputs[0], inputs[1], outputs[0]))
         context.run.record_totals(firing, inputs[2])
-        scale, rate = _gradient_scale(inputs[2], clip_norm), float(inputs[3])
+        scale, rate = gradient_scale(inputs[2], clip_norm), float(inputs[3])
         for piece, velocities in state.pieces():
             for inner in chunks(piece.stop - piece.start):
                 part = slice(piece.start + inner.start, piece.start + inner.stop)

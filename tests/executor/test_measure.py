@@ -12,13 +12,13 @@ from millrace.executor import measure
 from millrace.executor.measure import (
     DOUBTFUL_S,
     RECHECK_S,
-    cache_folder,
     cached_profile,
     keep_profile,
     kept_profile,
 )
 from millrace.executor.probes.probe_graphs import group_graph, group_sizes, pair_graph, ring_graph
 from millrace.executor.probes.profiled_kernels import PROBES, cases
+from millrace.executor.user_cache import cache_folder
 from millrace.models.ops import OPS
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.cluster import Cluster, Device, Link, MeasurementQuality

@@ -1,6 +1,6 @@
 """Picks: which algorithm a product takes on a device, and which way a choice, found by timing.
 
-They lie beside the profiles of this machine (`millrace.executor.measure.cache_folder`), one file
+They lie beside the profiles of this machine (`millrace.executor.user_cache.cache_folder`), one file
 per kind of device and version of the library of products: its algorithms mean something to that
 version only (`cublasLtMatmulAlgo_t` of cublasLt.h 13.10.0).
 """

@@ -24,9 +24,9 @@ from millrace.executor.gpu.nccl import (
 from millrace.executor.gpu.probing.device_state import ClockWatch, bus_id, busy_share
 from millrace.executor.gpu.probing.gpu_timing import CollectiveProbes, GpuTimings, time_gpu
 from millrace.executor.gpu.probing.transfers import groups_of
-from millrace.executor.measure import cache_folder
 from millrace.executor.probes.machine_load import MachineLoad
 from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.user_cache import cache_folder
 from millrace.executor.worker import be_rank, give_up
 
 TUNING_SHARE = 0.5  # share of the time for kernels, on top of it

@@ -115,6 +115,12 @@ def _tail(dtype: str) -> _Tail:
     )
 
 
+def erf_fit(dtype: str) -> tuple[float, ...]:
+    """Numbers of the fit of the normal distribution's tail: start, scale, shift, coefficients."""
+    tail = _tail(dtype)
+    return tail.start, tail.scale, tail.shift, *tail.coefficients
+
+
 def _normal_tail(x: Array, out: Array, size: Array, density: Array) -> None:
     """Leave Phi(−|x|) in `out`, |x| in `size` and exp(−x²/2) in `density`."""
     tail = _tail(str(x.dtype))
