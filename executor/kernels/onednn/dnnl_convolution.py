@@ -16,8 +16,8 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 from millrace.executor.kernels.images.sizes import ImageSizes, sizes_of
 from millrace.executor.kernels.onednn.dnnl_library import (
     QUERIES,
-    DnnlArgument,
     Dnnl,
+    DnnlArgument,
     Primitive,
     numbers,
     open_dnnl,
