@@ -15,7 +15,7 @@ from millrace.executor.progress import Progress
 from millrace.executor.training.measured import Measured, Restart, measured_of
 from millrace.executor.training.orders import Replan, Saving, Supervision
 from millrace.executor.training.training_run import (
-    Begin,
+    Beginning,
     History,
     TrainingRun,
     check_machine,
@@ -143,12 +143,12 @@ class _Attempts:
 
     def measured(self) -> Measured:
         """Measurements of the attempt that came to the end, with the losses of those before."""
-        first: Begin | None = None
+        first: Beginning | None = None
         while True:
             run, resumes = self._run, first is not None and bool(self._history.saved)
             with saving_folder(run, resume=run.saving.resume or resumes):
                 if first is None:
-                    begin = first = run.begin() if run.saving.resume else Begin()
+                    begin = first = run.begin() if run.saving.resume else Beginning()
                     for sentence in begin.differences:
                         run.supervision.note(sentence)
                 else:
@@ -162,7 +162,7 @@ class _Attempts:
                     return self._complete(measured, first)
             self._restart(failure, first)
 
-    def _restart(self, failure: RankFailedError, first: Begin) -> None:
+    def _restart(self, failure: RankFailedError, first: Beginning) -> None:
         """Make ready for another attempt; raises the failure where there is none."""
         supervision = self._run.supervision
         if len(self._restarts) == supervision.restarts:
@@ -196,7 +196,7 @@ class _Attempts:
         self._run = replace(self._run, plan=again, digest=again.digest())
         return len(left)
 
-    def _complete(self, measured: Measured, first: Begin) -> Measured:
+    def _complete(self, measured: Measured, first: Beginning) -> Measured:
         """Measurements with what is known of the steps of earlier attempts."""
         before = [
             self._history.figures.get(step, (float("nan"), float("nan")))

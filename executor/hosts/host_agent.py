@@ -102,9 +102,11 @@ class HostAgent:
         """End the ranks, and say that they have gone."""
         if self._ranks is not None:
             self._ranks.end()
-            self._line.send(*self._mirror.changes())
+            if self._is_ending:  # else nobody is there to take it
+                self._line.send(*self._mirror.changes())
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._line.send(End())
+        if self._is_ending:
+            self._line.send(End())
         self._line.close()
 
     def _hear(self) -> None:

@@ -169,7 +169,7 @@ class HostLinks:
                 link.launcher.terminate()
         for link in self._links:
             try:
-                link.launcher.wait(1.0)
+                link.launcher.wait(END_S_MAX)
             except subprocess.TimeoutExpired:
                 link.launcher.kill()
                 link.launcher.wait()

@@ -36,8 +36,8 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 
 
-class Begin(NamedTuple):
-    """Begin of an attempt.
+class Beginning(NamedTuple):
+    """Beginning of an attempt.
 
     Attributes
     ----------
@@ -137,8 +137,8 @@ class TrainingRun:
             self.graph, self.backend, self.steps, self.spans, staged=staged, elsewhere=on_hosts
         )
 
-    def begin(self, step: int | None = None) -> Begin:
-        """Begin at a checkpoint of the folder: the last, or that of a step.
+    def begin(self, step: int | None = None) -> Beginning:
+        """Beginning at a checkpoint of the folder: the last, or that of a step.
 
         Raises
         ------
@@ -151,10 +151,10 @@ class TrainingRun:
         )
         earlier = manifest.trained_on
         differences = () if earlier is None else earlier.differences(self.trained_on)
-        return Begin(checkpoint, manifest.step, differences)
+        return Beginning(checkpoint, manifest.step, differences)
 
     def attempt(
-        self, begin: Begin, last_step: int, hosts: Hosts | None, history: History
+        self, begin: Beginning, last_step: int, hosts: Hosts | None, history: History
     ) -> Measured:
         """Measurements of the steps from a beginning to the last.
 
@@ -220,7 +220,7 @@ class TrainingRun:
                 plan=self.plan,
             )
 
-    def _job(self, begin: Begin, steps: int) -> RunJob:
+    def _job(self, begin: Beginning, steps: int) -> RunJob:
         return job_of(
             self.plan,
             self.graph,

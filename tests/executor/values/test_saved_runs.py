@@ -21,7 +21,7 @@ def put_in_the_way(patch: pytest.MonkeyPatch, path: Path) -> None:
         path.touch()
         return committer_of(*job, **how)
 
-    patch.setattr("millrace.executor.launch.committer_of", begin)
+    patch.setattr("millrace.executor.training.training_run.committer_of", begin)
 
 
 def test_a_checkpoint_that_is_refused_ends_no_run_and_others_resume_to_the_bit(
