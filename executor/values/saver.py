@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from millrace.executor.errors import ExecutorError
 from millrace.executor.job import RunJob
 from millrace.executor.kernels.context import BITS
 from millrace.executor.shards import RankValues
+from millrace.executor.values.checkpoint_folder import DRAFT
 from millrace.executor.values.manifest import shard_file, written_shard
 from millrace.executor.values.save_request import SaveRequest
 from millrace.executor.values.shard_writer import Beat, ShardWriter, no_beat
@@ -109,9 +111,17 @@ class Saver:
 def saver_of(
     job: RunJob, state: RankValues, job_folder: Path, beat: Beat = no_beat
 ) -> Saver | None:
-    """Saver of a rank of a job; None where nothing is saved."""
+    """Saver of a rank of a job; None where nothing is saved.
+
+    Raises ExecutorError where the folder is another on this rank's host than on the command's.
+    """
     if job.checkpoint is None:
         return None
+    if not (Path(job.checkpoint) / DRAFT).exists():
+        raise ExecutorError(
+            f"the folder of checkpoints `{job.checkpoint}` is not the one of that name on the "
+            f"command's host: it must lie on a disk that all hosts share"
+        )
     return Saver(
         Path(job.checkpoint),
         state,
