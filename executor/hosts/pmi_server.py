@@ -7,11 +7,11 @@ MPICH 5.0 makes were read off its own `mpiexec` in 2026-11).
 """
 
 from collections.abc import Callable, Sequence
+from secrets import token_hex
 
 Replies = list[tuple[int, str]]
 
-KEY_VALUES = "millrace"  # the name of the store of keys; there is one
-LENGTHS = "kvsname_max=256 keylen_max=64 vallen_max=4096"
+LENGTHS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 
 
 class PmiServer:
@@ -30,6 +30,8 @@ class PmiServer:
 
     def __init__(self, ranks_by_host: Sequence[int]) -> None:
         self._ranks = sum(ranks_by_host)
+        # MPICH names its shared memory after the store of keys: no two jobs may have one name.
+        self._name = f"millrace_{token_hex(8)}"
         self._values = {"PMI_process_mapping": process_mapping(ranks_by_host)}
         self._waiting: list[int] = []
         self.aborted: list[int] = []
@@ -40,7 +42,7 @@ class PmiServer:
             "get_universe_size": lambda rank, words: [
                 (rank, f"cmd=universe_size size={self._ranks}")
             ],
-            "get_my_kvsname": lambda rank, words: [(rank, f"cmd=my_kvsname kvsname={KEY_VALUES}")],
+            "get_my_kvsname": lambda rank, words: [(rank, f"cmd=my_kvsname kvsname={self._name}")],
             "put": self._put,
             "get": self._get,
             "barrier_in": self._barrier,

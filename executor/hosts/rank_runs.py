@@ -101,6 +101,8 @@ def _watched(
             if isinstance(event, PmiLine):
                 for rank, line in pmi.request(event.rank, event.line):
                     processes.reply(rank, line)
+                if pmi.aborted:  # its process waits to be ended
+                    return RankEnded(pmi.aborted[0], 1, False)
             elif not event.is_done and event.code != 0:
                 return event
         watch()
