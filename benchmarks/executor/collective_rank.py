@@ -1,7 +1,7 @@
 """Rank that times an all_reduce by this transport, by MPI and by gloo, one after the other.
 
-Started by `benchmarks.executor.collectives` as a rank of a job; it writes the seconds of every way,
-size and round into the job's folder.
+Started by `benchmarks.executor.collectives`, as a rank of a job or by mpiexec on several hosts; it
+writes the median seconds of every way and size into the job's folder.
 """
 
 import os
@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 
 from benchmarks.executor.meeting_graphs import meeting_graph
+from millrace.executor.processes import bind_to_cores
 from millrace.executor.rank import RankMemory
-from millrace.executor.transport.mpi import World, join_world
+from millrace.executor.transport.mpi import SEGMENTS, World, join_world
 from millrace.executor.transport.network import open_communicator
 from millrace.executor.transport.shared import share_memory
-from millrace.executor.worker import be_rank, bind_to_cores, give_up
+from millrace.executor.worker import be_rank, give_up
 from millrace.planner.actors.protocol import Fire
 
 QUESTION, ANSWER = "collectives.json", "seconds.json"
@@ -42,7 +43,7 @@ def transport_way(world: World, size_bytes: int, folder: Path) -> Iterator[Reduc
     """All_reduce by the transport of a run: posted, and waited for as a rank's driver does."""
     graph = meeting_graph(world.size, size_bytes)
     shared = share_memory(graph, world)
-    assert shared is not None
+    assert shared is not None, "ranks of one host share memory on Linux alone"
     memory = RankMemory(graph, world.rank, shared.blocks[world.rank])
     communicator = open_communicator(graph, memory, world, shared)
     done = threading.Semaphore(0)
@@ -123,19 +124,32 @@ def timed(world: World, question: CollectiveSizes, folder: Path) -> dict[str, di
     return seconds
 
 
+def answer(folder: Path) -> None:
+    """Time what the folder's question asks, and write it down."""
+    # MPICH 5.0.2's all_reduce between four ranks hangs at its fifth call where MPI was asked for
+    # less than MPI_THREAD_MULTIPLE, as `join_world` does, which calls no all_reduce.
+    for name, setting in SEGMENTS.items():
+        os.environ.setdefault(name, setting)
+    from mpi4py import MPI  # noqa: F401
+
+    question = msgspec.json.decode((folder / QUESTION).read_bytes(), type=CollectiveSizes)
+    world = join_world()
+    seconds = timed(world, question, folder)
+    if world.rank == 0:
+        (folder / ANSWER).write_bytes(msgspec.json.encode(seconds))
+    world.barrier()
+
+
 def main(arguments: list[str]) -> None:
-    """Time what the folder's question asks."""
+    """Answer a folder's question, as a rank of a job or (`by-mpiexec`) of mpiexec."""
+    if arguments[2:] == ["by-mpiexec"]:
+        answer(Path(arguments[1]))
+        return
 
     def life(folder: Path) -> None:
-        question = msgspec.json.decode((folder / QUESTION).read_bytes(), type=CollectiveSizes)
-        world = join_world()
-        seconds = timed(world, question, folder)
-        if world.rank == 0:
-            (folder / ANSWER).write_bytes(msgspec.json.encode(seconds))
-        world.barrier()
-        sys.stdout.flush()
+        answer(folder)
         if "torch" in sys.modules:
-            os._exit(0)  # gloo's threads would otherwise wait for each other
+            os._exit(0)  # gloo's threads would wait for each other
 
     be_rank(arguments, life)
 

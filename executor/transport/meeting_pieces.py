@@ -14,7 +14,7 @@ from typing import NamedTuple
 from millrace.planner.collectives import COLLECTIVES, ROTATE
 
 SMALL_BYTES = 2**16  # an all_reduce below this is added up by every member for itself
-CHUNK_BYTES = 2**20
+CHUNK_BYTES = 2**19
 CHUNKS_MIN = 8  # a piece is cut into so many, unless chunks would be too small
 CHUNK_BYTES_MIN = 2**16
 

@@ -18,6 +18,9 @@ from millrace.executor.errors import ExecutorError
 from millrace.executor.transport.doorbell import Doorbell
 
 LIBRARY = "libmpi.so.12"  # of MPICH's ABI, which mpi4py's wheels are made for
+# UCX moves one segment whenever it is asked whether messages are over, and 8 KiB of TCP by default:
+# a chunk of `meeting_pieces.py` must fit in one, or who waits politely gets nothing moved.
+SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
 SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank
 SLEEP_S_MAX = 500e-6
 
@@ -95,6 +98,8 @@ def join_world() -> World:
     """
     import mpi4py
 
+    for name, setting in SEGMENTS.items():
+        os.environ.setdefault(name, setting)
     mpi4py.rc.thread_level = "serialized"
     try:
         from mpi4py import MPI
