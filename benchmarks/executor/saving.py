@@ -4,11 +4,11 @@ Run `python -m benchmarks.executor.saving [--folder FOLDER] [--model NAME] [--ro
 root of the repository. Checkpoints go into a folder in FOLDER (by default the system's temporary
 one), which is removed again.
 
-Every model is run on two processes without checkpoints, then with one every few steps that is
-written while the step waits, and with one that is written in the background; a round is all three,
-one after another. Prints medians over all rounds: of a step without checkpoints, of a step after
-which the state is saved, and of what a checkpoint adds to all steps from one to the next, which in
-the background slow down while it is written.
+Every model is run on two processes with a checkpoint every few steps, written while the step waits
+and then in the background; a round is both, one after another. Prints medians over all rounds: of a
+step without a checkpoint (where none is written beside it), of a step after which the state is
+saved, and of what a checkpoint adds to all steps from one to the next, which in the background slow
+down while it is written.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from millrace.executor.values.checkpoint import find_checkpoint
 from millrace.executor.values.manifest import read_manifest
 from millrace.planner.plan import Plan
 
-WARM_UP = 2
+WARM_UP = 1
 
 
 class SavedModel(NamedTuple):
@@ -40,14 +40,15 @@ class SavedModel(NamedTuple):
 
 MODELS = (
     SavedModel("gpt-demo", 64, 60, 10),
-    SavedModel("gpt2-small", 32, 8, 3),
+    SavedModel("gpt2-small", 32, 6, 3),
 )
 
 
-class PeriodTimes(NamedTuple):
-    """Seconds of the steps that end with a save, and what whole periods take."""
+class SavedSteps(NamedTuple):
+    """Seconds of steps that are saved, of those that are not, and of whole periods."""
 
     saved: list[float]
+    plain: list[float]
     periods: list[float]
 
 
@@ -68,19 +69,17 @@ def main(
             seq_len=case.seq_len,
             pins=millrace.Pins.of({"dp": 2, "tp": 1, "pp": 1, "micro_batch": 1}),
         ).plan
-        plain: list[float] = []
-        waiting, behind = PeriodTimes([], []), PeriodTimes([], [])
+        waiting, behind = SavedSteps([], [], []), SavedSteps([], [], [])
         size_bytes = 0
         for _ in range(rounds):
-            plain += step_times(plan, case.steps)[WARM_UP:]
             for times, in_background in ((waiting, False), (behind, True)):
                 with checkpoints_in(folder) as place:
-                    add_periods(times, plan, case, place, in_background)
+                    add_steps(times, plan, case, place, in_background)
                     size_bytes = read_manifest(find_checkpoint(place)).size_bytes
-        step_s = median(plain)
+        step_s = median(waiting.plain)
         words = [f"a step without takes {step_s * 1e3:.0f} ms"]
         for name, times in (("while it waits", waiting), ("in the background", behind)):
-            added_s = median(times.periods) - (case.every * step_s)
+            added_s = median(times.periods) - case.every * step_s
             words.append(
                 f"written {name}: a saved step {median(times.saved) * 1e3:.0f} ms, a checkpoint "
                 f"adds {added_s * 1e3:.0f} ms"
@@ -95,34 +94,23 @@ def checkpoints_in(folder: Path | None) -> Iterator[Path]:
         yield Path(place) / "checkpoints"
 
 
-def add_periods(
-    times: PeriodTimes, plan: Plan, model: SavedModel, folder: Path, in_background: bool
+def add_steps(
+    times: SavedSteps, plan: Plan, model: SavedModel, folder: Path, in_background: bool
 ) -> None:
     """Run a plan with checkpoints, and add what its steps took."""
-    seconds = step_times(plan, model.steps, folder, model.every, in_background)
-    for end in range(model.every, model.steps, model.every):
-        times.saved.append(seconds[end - 1])
-        if end + model.every <= model.steps:
-            times.periods.append(sum(seconds[end - 1 : end - 1 + model.every]))
-
-
-def step_times(
-    plan: Plan,
-    steps: int,
-    folder: Path | None = None,
-    every: int = 0,
-    in_background: bool = False,
-) -> list[float]:
-    """Seconds of every step of a run."""
     measured = execute(
         plan,
-        steps=steps,
+        steps=model.steps,
         checkpoint=folder,
-        checkpoint_every=every,
-        checkpoint_keep=0 if folder is None else 1,
+        checkpoint_every=model.every,
+        checkpoint_keep=1,
         in_background=in_background,
     )
-    return [step_ns / 1e9 for step_ns in measured.trace.step_times_ns()]
+    seconds = [step_ns / 1e9 for step_ns in measured.trace.step_times_ns()]
+    for step, step_s in enumerate(seconds[WARM_UP:], start=WARM_UP):
+        (times.plain if (step + 1) % model.every else times.saved).append(step_s)
+    for begin in range(model.every - 1, model.steps - model.every + 1, model.every):
+        times.periods.append(sum(seconds[begin : begin + model.every]))
 
 
 if __name__ == "__main__":

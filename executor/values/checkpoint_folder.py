@@ -3,8 +3,8 @@
 Ranks write shards into `step-00000020.partial` as their optimizers finish the step, and last a mark
 with the checksums of their files; when all marks have come the parent adds the manifest and renames
 the folder. Where the parent is killed before that, the next run does it: until a run has ended,
-`manifest.draft` beside its checkpoints says what it writes. Shards that several ranks hold are
-written by the one at coordinate 0. Every file is on the disk before the name is.
+`manifest.draft` beside its checkpoints says what it writes. A shard that several ranks hold is
+written by one of them. Every file is on the disk before the name is.
 """
 
 import fcntl

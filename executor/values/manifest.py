@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
+from zlib import crc32
 
 import msgspec
 
@@ -169,13 +170,17 @@ def persistent_registers(registers: tuple[Register, ...]) -> Iterator[Register]:
 
 
 def written_shard(graph: ActorGraph, rank: int, register: Register) -> SavedShard | None:
-    """Shard of `register` that `rank` writes; None where another rank writes the same."""
+    """Shard of `register` that `rank` writes; None where another rank writes the same.
+
+    Ranks with equal shards take turns by the names of tensors, so that each writes its part.
+    """
     sbp, coordinate = parse_nd_sbp(register.sbp), graph.coordinate(rank)
-    if any(
-        not axis_sbp.is_split and axis_coordinate
-        for axis_sbp, axis_coordinate in zip(sbp, coordinate, strict=True)
-    ):
-        return None
+    turn = crc32(register.tensor.encode("utf-8", "surrogatepass"))
+    for axis_sbp, size, axis_coordinate in zip(sbp, graph.axis_sizes, coordinate, strict=True):
+        if not axis_sbp.is_split:
+            turn, axis_turn = divmod(turn, size)
+            if axis_turn != axis_coordinate:
+                return None
     offsets = shard_offsets(register.global_shape, sbp, graph.axis_sizes, coordinate)
     return SavedShard(rank=rank, offsets=offsets, shape=register.shape)
 

@@ -152,7 +152,8 @@ class ShardWriter:
             return
         path = partial = partial_folder(self._folder, step)
         try:
-            partial.mkdir(parents=True, exist_ok=True)
+            if not save.checksums:
+                partial.mkdir(parents=True, exist_ok=True)
             path = partial / file
             save.checksums[file] = write_shard(path, values, dtype, self._written)
             if not save.shards_left:
