@@ -87,8 +87,6 @@ class Committer:
     def finish(self) -> None:
         """Commit what is left when all ranks have ended; ExecutorError unless the end is saved."""
         self.look()
-        if self._timer is not None:
-            self._timer.close()
         if self._is_saved:
             return
         step = self._last_step

@@ -84,27 +84,20 @@ class SaveTimer:
             self._request.write(step)
         self._since_s = self._clock()
 
-    def close(self) -> None:
-        """Close the logs."""
-        for log in self._logs:
-            log.close()
-
 
 class _RankSteps:
     """Ends of the last steps of a rank."""
 
     def __init__(self, graph: ActorGraph, folder: Path, rank: int) -> None:
-        actors = len(graph.programs[graph.program_of(rank)].actors)
-        self._log = StepLogReader(log_path(folder, rank), actors)
+        self._path = log_path(folder, rank)
+        self._actors = len(graph.programs[graph.program_of(rank)].actors)
         self.ends: deque[_StepEnd] = deque(maxlen=TIMED_STEPS)
 
     def read(self) -> None:
         """Take note of the steps that have ended since the last call."""
         step = self.ends[-1].steps if self.ends else 0
-        while (row := self._log.read(step)) is not None:
+        log = StepLogReader(self._path, self._actors)
+        while (row := log.read(step)) is not None:
             step = row.step + 1
             self.ends.append(_StepEnd(step, row.end_ns))
-
-    def close(self) -> None:
-        """Close the log."""
-        self._log.close()
+        log.close()

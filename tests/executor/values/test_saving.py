@@ -195,4 +195,3 @@ def test_a_step_is_asked_for_that_every_rank_sees_in_time(tmp_path: Path) -> Non
     now_s = 300.0
     timer.look()
     assert request.step == 133  # the last step is saved anyway
-    timer.close()
