@@ -40,7 +40,7 @@ class SavedModel(NamedTuple):
 
 MODELS = (
     SavedModel("gpt-demo", 64, 60, 10),
-    SavedModel("gpt2-small", 32, 6, 3),
+    SavedModel("gpt2-small", 32, 10, 5),
 )
 
 
