@@ -17,6 +17,7 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
 from millrace.executor.kernels.dims import Dims, OperandDims, bind_operand_dims
+from millrace.executor.kernels.onednn.dnnl_product import matrix_product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,10 @@ class _View:
             return apart.reshape(self.merged)
         np.copyto(self.scratch.reshape(apart.shape), apart)
         return self.scratch
+
+    def sample(self, dtype: str) -> Array:
+        """Matrices in their shape and strides, of no values."""
+        return self.read(np.empty(self.split, dtype)) if self.scratch is None else self.scratch
 
     def apart(self, array: Array) -> Array:
         """Array with the dims of the matrices in order, not yet merged."""
@@ -120,15 +125,17 @@ def matmul(context: KernelContext) -> Kernel:
         operand_dims.inputs[1], (*stack, contracted, right), sizes, context.inputs[1].dtype
     )
     result = _view(operand_dims.outputs[0], (*stack, left, right), sizes, dtype)
+    samples = (view.sample(dtype) for view in (first, second, result))
+    product = matrix_product(*samples) or np.matmul
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         left_matrices, right_matrices = first.read(inputs[0]), second.read(inputs[1])
         target = result.apart(outputs[0])
         if result.scratch is None:
-            np.matmul(left_matrices, right_matrices, out=target.reshape(result.merged))
+            product(left_matrices, right_matrices, target.reshape(result.merged))
         else:
             # the output interleaves dims of the left and of the right operand
-            np.matmul(left_matrices, right_matrices, out=result.scratch)
+            product(left_matrices, right_matrices, result.scratch)
             np.copyto(target, result.scratch.reshape(target.shape))
 
     return kernel
