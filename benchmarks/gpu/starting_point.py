@@ -95,6 +95,10 @@ def sources_of(graph: Graph) -> dict[str, SampleSource]:
             region = tuple(slice(0, size) for size in shape)
             values = int(op.attributes.get("values", 0))
             source_by_name[name] = SampleSource(
-                name=name, values=values, shape=shape, region=region
+                name=name,
+                values=values,
+                shape=shape,
+                region=region,
+                channels_last=bool(op.attributes.get("channels_last", False)),
             )
     return source_by_name
