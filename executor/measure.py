@@ -14,6 +14,7 @@ import numpy as np
 
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.native.c_library import native_version
+from millrace.executor.kernels.onednn.dnnl_library import dnnl_path
 from millrace.executor.probes.machine_load import wait_for_quiet
 from millrace.executor.probes.median_over_ranks import merged
 from millrace.executor.probes.probe_rounds import ROUNDS_MIN
@@ -255,6 +256,7 @@ def _key(ranks: int) -> str:
         "ranks": ranks,
         "numpy": np.__version__,
         "kernels": native_version(),
+        "oneDNN": dnnl_path() is not None,
         "python": platform.python_version(),
     }
     return "; ".join(f"{name} {value}" for name, value in parts.items())

@@ -24,8 +24,12 @@ from millrace.planner.clusters import machine_cores
 TOKEN = "MILLRACE_JOB"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Idle threads of OpenBLAS (after 2^10 cycles) and OpenMP sleep: spinning, they take cores from each
-# other and from other ranks.
-SLEEPING = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "10"}
+# other and from other ranks. A short spin of OpenMP's spares the wake-up between two kernels.
+SLEEPING = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "10000",
+    "OPENBLAS_THREAD_TIMEOUT": "10",
+}
 POLL_S = 0.02
 LOOK_S = 0.25  # how often ranks are looked at, whether they are stopped
 END_S_MAX = 5.0  # A killed process that waits for a disk may go on for so long.

@@ -183,11 +183,17 @@ def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
+def dnnl_path() -> Path | None:
+    """Path of the library beside this interpreter; None where there is none."""
+    path = Path(sys.prefix) / "lib" / LIBRARY
+    return path if path.exists() else None
+
+
 @lru_cache(1)
 def open_dnnl() -> Dnnl | None:
     """The library beside this interpreter, of version 3 and with OpenMP; None without it."""
-    path = Path(sys.prefix) / "lib" / LIBRARY
-    if not path.exists():
+    path = dnnl_path()
+    if path is None:
         return None
     try:
         library = ctypes.CDLL(str(path))
