@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.executor.namespaces import NetworkHosts, network_hosts, why_unavailable
 from millrace.executor.errors import RankFailedError
-from millrace.executor.hosts.host_list import Hosts
+from millrace.executor.hosts.host_list import Hosts, hosts_of
 from millrace.executor.hosts.local_ranks import TOKEN
 from millrace.executor.launch import execute
 from millrace.planner.errors import InfeasibleError
@@ -110,6 +110,45 @@ def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: P
     assert told[0].startswith(f"listening on {network.address}:")
     assert {span.rank for span in over_hosts.trace.spans} == {0, 1, 2, 3}
     assert execute(two_nodes(), steps=2, checkpoint=checkpoint, resume=True).losses == expected[4:]
+
+
+SRUN = """#!/bin/bash
+# Stands for srun: a task on every node of the list, each with the input of this one.
+while :; do
+  case "$1" in
+    --nodelist) nodes="${2//,/ }"; shift 2 ;;
+    --overlap|--*=*) shift ;;
+    --*) shift 2 ;;
+    *) break ;;
+  esac
+done
+input=$(cat)
+for node in $nodes; do
+  echo "$input" | LAUNCHER "$node" "export SLURMD_NODENAME=$node; exec $(printf '%q ' "$@")" &
+done
+wait
+"""
+
+
+def test_slurm_starts_an_agent_on_every_node_of_the_job(
+    network: NetworkHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over_ssh = hosts_in(network, 2)
+    programs = {
+        "srun": SRUN.replace("LAUNCHER", over_ssh.launcher[0]),
+        "scontrol": f"#!/bin/sh\necho {' '.join(over_ssh.names)}\n",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "some[1-2]")
+    hosts = hosts_of("slurm", address=network.address)
+    measured = execute(two_nodes(), steps=2, hosts=hosts)
+    assert measured.losses == execute(data_parallel_pipeline(), steps=2).losses
+    killed = after(1, lambda: os.kill(ranks()[1], signal.SIGKILL))
+    with pytest.raises(RankFailedError, match=r"^rank 1: the process ended: Killed"):
+        execute(two_nodes(), steps=STEPS, hosts=hosts, progress=killed)
 
 
 def test_a_rank_that_is_killed_on_another_host_is_named(network: NetworkHosts) -> None:
