@@ -227,7 +227,7 @@ def measured_cluster(text: str, progress: Callable[[str], None] | None) -> Clust
         What running on a GPU needs is missing, or the machine could not be measured.
     """
     name, _, shape = text.partition(":")
-    ranks = local_ranks(name, shape)
+    ranks, _ = local_ranks(name, shape)
     if name == LOCAL_GPU:
         from millrace.executor.gpu.probing.measuring import cached_gpu_profile
 

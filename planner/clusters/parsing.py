@@ -1,6 +1,6 @@
 """Clusters as the command line has them: of the catalogue, of this machine, or a file.
 
-`DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file.
+`DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local:NxHOSTS`, `local-gpu:N`, or the path of a TOML file.
 """
 
 import os
@@ -54,8 +54,9 @@ def parse_cluster(
     Parameters
     ----------
     text
-        `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file. The
-        cluster's name is in the catalogue's words where the text has shorter ones (`h100:8x2`).
+        `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local-gpu:N`, or the path of a TOML file;
+        `local:NxHOSTS` are N processes on each of several hosts like this machine. The cluster's
+        name is in the catalogue's words where the text has shorter ones (`h100:8x2`).
     local_device
         One rank of this machine, or one of its GPUs, as `millrace profile` measured it. None: of a
         rank, built-in figures; for GPUs there are none.
@@ -76,15 +77,16 @@ def parse_cluster(
         return read_cluster(Path(text))
     name, _, shape = text.partition(":")
     if name in _COUNTED:
-        ranks = local_ranks(name, shape)
+        ranks, hosts = local_ranks(name, shape)
         if name == LOCAL_GPU:
             return local_gpu_cluster(ranks, local_device)
-        return local_cluster(
+        machine = local_cluster(
             ranks,
             cores if cores is not None else machine_cores(),
             memory_bytes if memory_bytes is not None else machine_memory_bytes(),
             local_device,
         )
+        return validate(msgspec.structs.replace(machine, name=f"{name}:{shape}", nodes=hosts))
     if Path(text).suffix[1:].isalpha() or "/" in text:  # the path of a file of another kind
         raise ClusterError(f"`{text}`: {FORM}")
     _check_form(text)
@@ -213,8 +215,8 @@ def local_gpu_cluster(ranks: int, device: Device | None) -> Cluster:
     )
 
 
-def local_ranks(name: str, shape: str) -> int:
-    """N of `local:N` or `local-gpu:N`.
+def local_ranks(name: str, shape: str) -> tuple[int, int]:
+    """N of `local:N`, `local:NxHOSTS` or `local-gpu:N`, and the number of hosts.
 
     Parameters
     ----------
@@ -226,13 +228,20 @@ def local_ranks(name: str, shape: str) -> int:
     Raises
     ------
     ClusterError
-        The shape is no whole number from 1 to 999999999.
+        The shape is no whole number from 1 to 999999999, or two where hosts are possible.
+
+    Examples
+    --------
+    >>> local_ranks("local", "4"), local_ranks("local", "2x3")
+    ((4, 1), (2, 3))
     """
-    if not re.fullmatch(r"[0-9]{1,9}", shape) or int(shape) < 1:
+    ranks, several, hosts = shape.partition("x")
+    numbers = [ranks, hosts] if several and name == LOCAL else [shape]
+    if not all(re.fullmatch(r"[0-9]{1,9}", number) and int(number) for number in numbers):
         raise ClusterError(
             f"`{name}:{shape}`: expected {name}:N with N {_COUNTED[name]}, such as {name}:4"
         )
-    return int(shape)
+    return int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1
 
 
 def machine_cores() -> int:

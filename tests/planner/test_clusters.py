@@ -202,6 +202,8 @@ def test_what_people_call_a_device_is_the_usual_one_under_its_full_name(usual: s
         ("clusters/mixed", "or a .toml file"),
         ("h100-sxm-80gb:8x-1", "expected DEVICE:GPUS_PER_NODExNODES"),
         ("local:0", "expected local:N"),
+        ("local:2x0", "expected local:N"),
+        ("local-gpu:2x2", "expected local-gpu:N"),
         ("local:two", "expected local:N"),
         ("local:1000000", "use at most local:64"),
         ("local-gpu:2", "run `millrace profile --device gpu --ranks 2`"),
@@ -260,3 +262,11 @@ def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
     with pytest.raises(ClusterError) as caught:
         parse_cluster(str(path))
     assert expected in str(caught.value)
+
+
+def test_hosts_like_this_machine_are_a_cluster() -> None:
+    hosts = parse_cluster("local:2x3", cores=2, memory_bytes=2**33)
+    machine = parse_cluster("local:2", cores=2, memory_bytes=2**33)
+    assert (hosts.name, hosts.devices, hosts.devices_per_node) == ("local:2x3", 6, 2)
+    assert hosts.device == machine.device
+    assert hosts.inter_node.bandwidth_bytes_per_s < hosts.intra_node.bandwidth_bytes_per_s
