@@ -157,7 +157,8 @@ class LocalRanks:
         if monotonic() - self._looked_s > LOOK_S:
             self._looked_s = monotonic()
             for rank, process in self._processes.items():
-                note_stopped(board_path(self._folder, rank), is_stopped(process.pid))
+                board = board_path(self._folder, rank)
+                note_stopped(board, process.pid, is_stopped(process.pid))
         events: list[Event] = []
         for file, _ in self._poll.poll(wait_s):
             rank = self._rank_by_file[file]

@@ -133,19 +133,24 @@ def board_path(folder: Path, rank: int) -> Path:
     return folder / f"board.{rank}"
 
 
-def note_stopped(path: Path, is_stopped: bool) -> None:
+def note_stopped(path: Path, pid: int, is_stopped: bool) -> None:
     """Note on a rank's board whether its process is stopped, which it cannot say itself.
 
     Parameters
     ----------
     path
-        The board; nothing happens where there is none yet.
+        The board, which is begun here where a rank is stopped before it has one.
+    pid
+        The process.
     is_stopped
         What is noted.
     """
     with suppress(OSError):
-        handle = os.open(path, os.O_WRONLY)
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT if is_stopped else 0))
         try:
+            if os.fstat(handle).st_size < 8 * HEADER:
+                os.pwrite(handle, pid.to_bytes(8, "little"), 8 * PID)
+                os.ftruncate(handle, 8 * HEADER)
             os.pwrite(handle, int(is_stopped).to_bytes(8, "little"), 8 * IS_STOPPED)
         finally:
             os.close(handle)

@@ -30,6 +30,7 @@ from millrace.executor.values.checkpoint import checked_checkpoint, find_checkpo
 from millrace.executor.values.checkpoint_folder import locked_folder
 from millrace.executor.values.committer import Committer, committer_of
 from millrace.executor.values.manifest import Manifest, TrainedOn, manifest_of, staged_bytes
+from millrace.executor.values.unsaved import Unsaved
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
@@ -64,10 +65,13 @@ class History:
         Loss and norm of the gradient by step, both counted from 0 over all runs.
     saved
         Steps made at the checkpoints that were completed.
+    unsaved
+        Steps that could not be saved, and why.
     """
 
     figures: dict[int, tuple[float, float]] = field(default_factory=dict)
     saved: set[int] = field(default_factory=set)
+    unsaved: list[Unsaved] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +220,7 @@ class TrainingRun:
                 measured_of(job, folder, self.digest, device, self.trained_on.data),
                 backend=self.backend.name,
                 drift=tuple(watch.drifts),
-                unsaved=() if committer is None else tuple(committer.unsaved),
+                unsaved=tuple(history.unsaved),
                 plan=self.plan,
             )
 
@@ -270,6 +274,7 @@ def _watches(
         if committer is not None:
             committer.look()
             history.saved.update(committer.saved)
+            history.unsaved += committer.unsaved
         steps.close()
         stalls.close()
 

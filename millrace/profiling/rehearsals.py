@@ -78,7 +78,12 @@ def _rehearsed(plan: Plan, progress: Callable[[str], None] | None) -> Cluster | 
     """Cluster of a plan with what a rehearsal of it took; None where nothing is to be learned."""
     cluster, prediction = plan.cluster, plan.prediction
     cores, ranks = cluster.cores_per_node, cluster.devices
-    if cores is None or cluster.nodes > 1 or ranks > CROWDED * cores or not _is_kept(cluster.device, ranks):
+    if (
+        cores is None
+        or cluster.nodes > 1
+        or ranks > CROWDED * cores
+        or not _is_kept(cluster.device, ranks)
+    ):
         return None
     if prediction is None or prediction.step_time_s > LONGEST_S:
         return None

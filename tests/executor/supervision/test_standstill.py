@@ -137,11 +137,17 @@ def test_a_board_is_read_while_it_is_written(tmp_path: Path) -> None:
     assert standing is not None
     assert standing[:4] == (os.getpid(), 1, False, False)
     assert (list(standing.begun), list(standing.completed)) == ([1, 2], [0, 1])
-    note_stopped(board_path(tmp_path, 3), True)
+    note_stopped(board_path(tmp_path, 3), os.getpid(), True)
     assert reader.standing().is_stopped  # type: ignore[union-attr]
     board.done()
     assert reader.standing().is_done  # type: ignore[union-attr]
     reader.close()
+    note_stopped(board_path(tmp_path, 4), 77, False)
+    assert not board_path(tmp_path, 4).exists()
+    note_stopped(board_path(tmp_path, 4), 77, True)
+    early = BoardReader(board_path(tmp_path, 4))
+    assert early.standing()[:4] == (77, 0, False, True)  # type: ignore[index]
+    early.close()
     unreadable = RankBoard(tmp_path / "no folder" / "board", 2)
     unreadable.begin(0)
 
