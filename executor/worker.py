@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 
 from millrace.executor.drift.step_log import StepLog, log_path
 from millrace.executor.errors import ExecutorError
 from millrace.executor.hosts.rank_failures import report_failure
 from millrace.executor.hosts.rank_line import open_line, place_on_host
 from millrace.executor.job import RunJob, read_job
-from millrace.executor.processes import bind_to_cores
+from millrace.executor.processes import bind_to_cores, check_capacity
 from millrace.executor.progress import FILE, write_progress
 from millrace.executor.rank import RankMemory, RankState
 from millrace.executor.recording import Recorder, Recording, StepDone
@@ -25,7 +26,9 @@ from millrace.executor.transport.shared import SharedMemory, share_memory
 from millrace.executor.transport.stand_in import StandInCommunicator
 from millrace.executor.values.loading import load_values, run_state
 from millrace.executor.values.saver import saver_of
+from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
+from millrace.planner.errors import InfeasibleError
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -114,6 +117,7 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
         raise ExecutorError(f"{job.graph.ranks} ranks are planned, but {world.size} were started")
     program = job.graph.programs[job.graph.program_of(world.rank)]
     board = RankBoard(board_path(folder, world.rank), len(program.actors))
+    _check_memory(job.graph, world)
     shared = share_memory(job.graph, world)
     block = None if shared is None else shared.blocks[world.rank]
     state = RankState(job.graph, world.rank, run, block)
@@ -148,6 +152,21 @@ def _run(job: RunJob, folder: Path, world: World) -> None:
     recording.save(folder / f"rank.{world.rank}.npz")
     board.done()
     world.barrier()
+
+
+def _check_memory(graph: ActorGraph, world: World) -> None:
+    """Refuse ranks that this host cannot hold, of which the command knows nothing where it is not.
+
+    The first rank of each host asks for all of them.
+    """
+    hosts = world.hosts()
+    if len(set(hosts)) == 1 or hosts[world.rank] != world.rank:
+        return
+    ranks = [rank for rank, host in enumerate(hosts) if host == world.rank]
+    try:
+        check_capacity([graph.programs[graph.program_of(rank)].memory_bytes for rank in ranks])
+    except InfeasibleError as error:
+        raise InfeasibleError(f"host `{gethostname()}`: {error}") from None
 
 
 if __name__ == "__main__":

@@ -184,14 +184,17 @@ def host_number(orders: Orders, name: str | None) -> int:
     orders
         Has the names of all hosts.
     name
-        What the launcher calls it; None: what it calls itself (Slurm says so, too).
+        What the launcher calls it; None: what Slurm calls it, or it itself.
     """
-    names = [name] if name is not None else []
-    names += [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    if name is not None and name in orders.hosts:
+        return orders.hosts.index(name)
+    names = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    short = [host.partition(".")[0] for host in orders.hosts]
     for called in names:
-        for number, host in enumerate(orders.hosts):
-            if called and called.partition(".")[0] == host.partition(".")[0]:
-                return number
+        if called in orders.hosts:
+            return orders.hosts.index(called)
+        if called.partition(".")[0] in short:
+            return short.index(called.partition(".")[0])
     raise SystemExit(f"this host is `{names[-1]}`, and the hosts are {', '.join(orders.hosts)}")
 
 

@@ -131,9 +131,12 @@ class HostLinks:
 
     def serve(self, wait_s: float) -> list[Event]:
         """Events since the last call."""
-        lines = [link.line for link in self._links if link.line is not None]
-        waits = [*lines, *self._arriving] if self._started else [*self._arriving, self._listener]
-        wait_for_any([line for line in (*waits, *lines) if line.fileno() >= 0], wait_s)
+        waits: list[FrameLine | socket.socket] = [
+            link.line for link in self._links if link.line and self._is_there(link)
+        ]
+        if not self._started:
+            waits += [*self._arriving, self._listener]
+        wait_for_any(waits, wait_s)
         if not self._started:
             self._welcome()
             if (missing := self._missing()) is not None:

@@ -11,7 +11,7 @@ from millrace.planner.errors import InfeasibleError, PlanError
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20")
 SLURM = "slurm"
-NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*\w)?")
+NAME = re.compile(r"[A-Za-z0-9]([\w.-]*\w)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

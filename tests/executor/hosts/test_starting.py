@@ -24,6 +24,7 @@ def test_hosts_are_read_as_people_write_them(
     for text, said in (
         ("a,,b", "`` is no name"),
         ("a,b c", "`b c` is no name"),
+        ("a:8", "`a:8` is no name"),
         ("-oProxyCommand=x", "is no name"),
         ("a,b,a", "`a` stands there twice"),
         ("@/none", "cannot be read"),
@@ -59,8 +60,11 @@ def test_ranks_lie_as_the_nodes_of_the_plan_do() -> None:
 
 
 def test_an_agent_knows_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = Orders(addresses=(), token="", hosts=("10.0.0.1", "10.0.0.2"))
+    assert host_number(addresses, "10.0.0.2") == 1
     orders = Orders(addresses=(), token="", hosts=("node1", "node2.cluster"))
-    assert host_number(orders, "node2") == 1
+    monkeypatch.setenv("SLURMD_NODENAME", "node2")
+    assert host_number(orders, None) == 1
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
     assert host_number(orders, None) == 0
     monkeypatch.delenv("SLURMD_NODENAME")
