@@ -114,6 +114,7 @@ class HostLinks:
         self._started = False
         self._began_s = self._mirrored_s = monotonic()
         self._beating = Beating()
+        self._sweeper = _sweeper(folder)
         self._listener = _listener(hosts)
         try:
             if listening is not None:
@@ -179,6 +180,8 @@ class HostLinks:
         for line in self._arriving:
             line.close()
         self._listener.close()
+        self._sweeper.kill()
+        self._sweeper.communicate()
 
     def _start_agents(self, hosts: Hosts, used: Sequence[HostRanks]) -> None:
         address, port = self._listener.getsockname()[:2]
@@ -314,6 +317,15 @@ def _agent_command() -> list[str]:
         "from millrace.executor.hosts.host_agent import main; main()"
     )
     return [sys.executable, "-P", "-c", code]
+
+
+def _sweeper(folder: Path) -> "subprocess.Popen[bytes]":
+    """Process that removes the job's folder when this one has gone; no rank here would do it."""
+    return subprocess.Popen(
+        ["sh", "-c", 'cat > /dev/null; exec rm -rf "$0"', str(folder)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 def _listener(hosts: Hosts) -> socket.socket:

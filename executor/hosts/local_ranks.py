@@ -18,6 +18,7 @@ from time import monotonic, sleep
 from typing import IO, NamedTuple, Protocol
 
 from millrace.executor.hosts.rank_line import LINE, PLACE
+from millrace.executor.hosts.segments import named_segments, remove_segments
 from millrace.executor.supervision.rank_board import board_path, note_stopped
 from millrace.planner.clusters import machine_cores
 
@@ -120,6 +121,7 @@ class LocalRanks:
     ) -> None:
         self._token, self._folder = environment[TOKEN], folder
         self._looked_s = monotonic()
+        self._segments = named_segments()
         self._lines: dict[int, socket.socket] = {}
         self._pmi: dict[int, socket.socket] = {}
         self._heard: dict[int, bytes] = dict.fromkeys(ranks, b"")
@@ -188,6 +190,7 @@ class LocalRanks:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             sleep(POLL_S)
+        remove_segments(self._segments)
         for rank in (*self._lines, *self._pmi):
             self._forget(self._lines, rank)
             self._forget(self._pmi, rank)

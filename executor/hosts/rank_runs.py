@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
@@ -67,7 +67,6 @@ def run_ranks(
         A rank found that its device cannot hold it, or there are not hosts enough.
     """
     token = f"{os.getpid()}-{perf_counter_ns()}"
-    segments = _segments()
     used = (
         (HostRanks(name="", ranks=tuple(range(ranks))),)
         if hosts is None
@@ -87,7 +86,6 @@ def run_ranks(
         finally:
             with _uninterruptible():
                 processes.end()
-                _remove_segments(segments)
     if failed is not None:
         raise failure_of(folder, failed)
 
@@ -141,26 +139,3 @@ def _uninterruptible() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _segments() -> set[Path]:
-    return set(Path("/dev/shm").glob("mpich_*"))
-
-
-def _remove_segments(before: set[Path]) -> None:
-    """Remove what a job left that ended while MPI was starting.
-
-    Ranks remove the names of their segments themselves as soon as all have them mapped. What is
-    left is new, ours, and mapped by no process that still runs.
-    """
-    fresh = {path for path in _segments() - before if path.exists()}
-    if not fresh:
-        return
-    mapped = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            mapped += path.read_text()
-    for path in fresh:
-        with suppress(OSError):
-            if path.stat().st_uid == os.getuid() and str(path) not in mapped:
-                path.unlink()

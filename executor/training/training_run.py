@@ -194,6 +194,7 @@ class TrainingRun:
                 _stall_limit(supervision.stall_s, expected),
                 first_step=begin.step,
             )
+            reader = ProgressReader(folder, supervision.progress)
             committer = committer_of(
                 job,
                 folder,
@@ -201,9 +202,11 @@ class TrainingRun:
                 minutes=self.saving.minutes,
                 keep=self.saving.keep,
                 tell=supervision.noted,
+                # What a host has told of its steps may be lost with it.
+                steps_told=None if hosts is None else lambda: 1 + max(reader.figures, default=-1),
             )
             job.save(folder)
-            with _watches(job, folder, watch, stalls, committer, supervision, history) as look:
+            with _watches(job, folder, watch, stalls, committer, reader, history) as look:
                 run_ranks(
                     WORKERS[self.backend.name],
                     1 if job.loopback else job.graph.ranks,
@@ -249,14 +252,13 @@ def _watches(
     drifts: DriftWatch,
     stalls: StallWatch,
     committer: Committer | None,
-    supervision: Supervision,
+    reader: ProgressReader,
     history: History,
 ) -> Iterator[Any]:
     """Function that looks after the ranks of a job, called over and over while they run.
 
     What is known at the end, however that comes, is kept in the history.
     """
-    reader = ProgressReader(folder, supervision.progress)
     steps = DriftReader(job.graph, folder, drifts)
 
     def look() -> None:

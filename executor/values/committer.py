@@ -34,6 +34,9 @@ class Committer:
         Asks for checkpoints by minutes.
     tell
         Called with a sentence about every step that is not saved.
+    steps_told
+        Gives the number of steps, over all runs, whose losses are known here: a checkpoint of a
+        later one is not complete yet, for its run could not be told whole. None: all are.
 
     Attributes
     ----------
@@ -53,11 +56,12 @@ class Committer:
         keep: int = 0,
         timer: SaveTimer | None = None,
         tell: Tell | None = None,
+        steps_told: Callable[[], int] | None = None,
     ) -> None:
         self._folder, self._contents = folder, contents
         self._notes = UnsavedNotes(job_folder)
         self._last_step, self._keep, self._timer = last_step, keep, timer
-        self._tell = tell
+        self._tell, self._steps_told = tell, steps_told
         self._is_saved = False
         self._steps: set[int] = set()
         self._dropped: set[int] = set()
@@ -86,6 +90,7 @@ class Committer:
 
     def finish(self) -> None:
         """Commit what is left when all ranks have ended; ExecutorError unless the end is saved."""
+        self._steps_told = None
         self.look()
         if self._is_saved:
             return
@@ -99,6 +104,8 @@ class Committer:
     def _commit(self, partial: Path) -> bool:
         """Commit a partial checkpoint where every rank has written it."""
         step = _step(partial)
+        if self._steps_told is not None and self._steps_told() < step:
+            return False
         try:
             is_whole = commit(partial, self._contents) is not None
         except OSError as error:
@@ -159,6 +166,7 @@ def committer_of(
     minutes: float,
     keep: int,
     tell: Tell | None,
+    steps_told: Callable[[], int] | None = None,
 ) -> Committer | None:
     """Committer of a job's checkpoints; None where it saves none.
 
@@ -168,7 +176,7 @@ def committer_of(
         The job and its folder, and what its ranks write together.
     minutes
         Minutes from a checkpoint to the next one that the ranks are asked for; 0: none is.
-    keep, tell
+    keep, tell, steps_told
         As of the `Committer`.
     """
     if job.checkpoint is None:
@@ -187,6 +195,7 @@ def committer_of(
         keep=keep,
         timer=timer,
         tell=tell,
+        steps_told=steps_told,
     )
 
 
