@@ -16,7 +16,7 @@ from millrace.executor.transport.reductions import reduce_into
 from millrace.models.arrays import Array
 from millrace.planner.actors.graph import ActorGraph, Register
 from millrace.planner.actors.protocol import Fire
-from millrace.planner.collectives import COLLECTIVES
+from millrace.planner.collectives import COLLECTIVES, ROTATE
 from millrace.planner.sbp import parse_nd_sbp
 
 Done = Callable[[Fire], None]
@@ -81,6 +81,8 @@ class Exchange:
         Index of this rank among them.
     others
         The members without this rank.
+    readers
+        The members that receive some of what this one sends, without this rank.
     gather_dim
         Dim of what is received along which the members' blocks are put side by side, if they are.
     scatter_dim
@@ -106,6 +108,11 @@ class Exchange:
         self.members = graph.members(rank, meeting)
         self.position = self.members.index(rank)
         self.others = self.members[: self.position] + self.members[self.position + 1 :]
+        self.readers = self.others
+        if COLLECTIVES[self.kind].point_to_point:
+            self.readers = self.members[1:] if self.position == 0 else ()
+        elif self.kind == ROTATE and self.others:
+            self.readers = (self.members[(self.position + 1) % len(self.members)],)
         self._axes = tuple(
             index
             for index, axis in enumerate(graph.axes)

@@ -174,7 +174,8 @@ class _Writer:
                 if self._me in piece.receivers and self._me != holder:
                     self._copy(piece, _place(Store.RECEIVED, piece, holder), (heard,))
         told = self._add(Step(Do.TELL, (*self._came, *self._reads), word=Word.READ))
-        self._add(Step(Do.HEAR, (told,), word=Word.READ))
+        if any(piece.owner == self._me or piece.reduces for piece in pieces):  # others read here
+            self._add(Step(Do.HEAR, (told,), word=Word.READ))
 
     def _is_copied(self, piece: Piece) -> bool:
         """True if a member of this host copies the piece from where another receives it."""

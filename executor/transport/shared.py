@@ -3,10 +3,10 @@
 Every rank's arena lies in memory that all ranks of the host have mapped, behind a few *words* per
 meeting. A member that comes to a meeting writes where its data lies, then that it has come
 (`CAME`); once all have come, each reads from all others what it receives, writes that it has done
-so (`READ`), and is through when all have. A large all_reduce has a middle part: each member first
-reduces its own piece (`REDUCED`), then copies the others' pieces. Words hold the number of the
-firing plus one, so they only grow and need no reset. The parts of a bucket share these rounds; its
-members run one program, so where the first part lies tells where the others do.
+so (`READ`), and is through when all that read from it have. A large all_reduce has a middle part:
+each member first reduces its own piece (`REDUCED`), then copies the others' pieces. Words hold the
+number of the firing plus one, so they only grow and need no reset. The parts of a bucket share
+these rounds; its members run one program, so where the first part lies tells where the others do.
 
 No message carries data and nobody spins for long: after each part a rank rings the others'
 doorbells. One thread per rank carries out its meetings.
@@ -114,17 +114,22 @@ def share_memory(graph: ActorGraph, world: World) -> SharedMemory | None:
 class _MeetingWords:
     """One rank's place in one meeting: its own words, the others', and all in the group's order.
 
-    `exchange` is that of its first part.
+    `exchange` is that of its first part; `readers` are those who read what this rank sends.
     """
 
     exchange: Exchange
     words: Words
     others: list[Words]
+    readers: list[Words]
     members: list[Words]
 
     def all_others(self, word: int, firing: int) -> bool:
         """True once every other member has written `word` for this firing."""
         return all(words[word] > firing for words in self.others)
+
+    def all_readers(self, firing: int) -> bool:
+        """True once nobody reads this member's registers for this firing any more."""
+        return all(words[READ] > firing for words in self.readers)
 
 
 _THROUGH = object()
@@ -173,6 +178,7 @@ class SharedCommunicator:
                 exchange=exchange,
                 words=shared.words[memory.rank][numbers[exchange.key]],
                 others=[shared.words[rank][numbers[exchange.key]] for rank in exchange.others],
+                readers=[shared.words[rank][numbers[exchange.key]] for rank in exchange.readers],
                 members=[shared.words[rank][numbers[exchange.key]] for rank in exchange.members],
             )
             for actor, (exchange, *_) in memory.exchanges.items()
@@ -229,7 +235,6 @@ class SharedCommunicator:
                     if next(call.parts, _THROUGH) is _THROUGH:
                         active.remove(call)
                         call.done(call.fire)
-                        moved_ns = perf_counter_ns()
                 if not active:
                     wait_s = None
                 elif perf_counter_ns() - moved_ns < SPIN_NS:
@@ -261,7 +266,7 @@ class SharedCommunicator:
         if in_pieces:
             yield from self._reduce_in_pieces(seat, fire.firing, in_pieces)
         self._tell(seat, READ, fire.firing)
-        while not seat.all_others(READ, fire.firing):
+        while not seat.all_readers(fire.firing):
             yield
 
     def _reduce_in_pieces(
