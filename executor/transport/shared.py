@@ -205,7 +205,9 @@ class SharedCommunicator:
                 seat.words[word] = arrays[0].ctypes.data - self._base
         self._tell(seat, CAME, fire.firing)
         self._inbox.append((fire, done))
-        self._bell.ring((self._memory.rank,))
+        # Who comes last has this one's bell rung; who only sends waits for those who read.
+        if recvs and seat.all_others(CAME, fire.firing):
+            self._bell.ring((self._memory.rank,))
 
     def close(self) -> None:
         """End the thread."""
