@@ -203,8 +203,9 @@ class SharedCommunicator:
         for word, arrays in ((SEND_AT, sends), (RECV_AT, recvs)):
             if arrays:
                 seat.words[word] = arrays[0].ctypes.data - self._base
-        self._tell(seat, CAME, fire.firing)
+        # Before the others are told: by their rings the thread must see what has been posted.
         self._inbox.append((fire, done))
+        self._tell(seat, CAME, fire.firing)
         # Who comes last has this one's bell rung; who only sends waits for those who read.
         if recvs and seat.all_others(CAME, fire.firing):
             self._bell.ring((self._memory.rank,))
