@@ -29,7 +29,7 @@ from benchmarks.quality.printed import (
 )
 from benchmarks.quality.printed_pages import generated_pages
 
-LANGUAGES = {"console", "sh", "python", "json", "toml", "text"}  # text: drawings
+LANGUAGES = {"console", "sh", "python", "json", "toml", "yaml", "text"}  # text: drawings
 
 
 def page(text: str) -> Page:

@@ -96,7 +96,7 @@ class StandstillFinder:
         by_silence = sorted(range(len(silence_s)), key=lambda rank: -silence_s[rank])
         for rank in by_silence:
             if rank in stopped:
-                return self._standing_at(rank, standings.get(rank), "its process is stopped")
+                return self._stopped(rank, standings)
         passed: list[int] = []
         rank = by_silence[0]
         while True:
@@ -106,7 +106,8 @@ class StandstillFinder:
             if standing.is_done:
                 return Standstill(rank=rank, cause="it is done, and others wait for it")
             if not standing.begun.size:
-                return Standstill(rank=rank, cause="its step does not end")
+                begun = "its step does not end" if standing.beats else "it has not begun"
+                return Standstill(rank=rank, cause=begun)
             if self._local(rank, standing) is not None:
                 return self._standing_at(rank, standing, "it computes")
             waiting = self._meetings(rank, standing)
@@ -122,6 +123,24 @@ class StandstillFinder:
             if not missing:
                 return self._met(rank, standing, waiting[0], standings)
             rank = max(missing, key=lambda other: silence_s[other])
+
+    def _stopped(self, rank: int, standings: Mapping[int, RankStanding]) -> Standstill:
+        """Standstill of a stopped rank: in what it does, or what others wait in for it."""
+        cause = "its process is stopped"
+        standing = standings[rank]
+        if not standing.begun.size or self._under_way(standing):
+            return self._standing_at(rank, standing, cause)
+        for other, waiting in standings.items():
+            for actor in self._meetings(other, waiting) if waiting.begun.size else ():
+                if rank in self._missing(other, actor, standings):
+                    return self._in_actor(rank, standing, self._same(other, actor, rank), cause)
+        return Standstill(rank=rank, cause=cause)
+
+    def _same(self, rank: int, actor: int, member: int) -> int:
+        """Actor by which a member takes part in a rank's meeting."""
+        meeting = self._actors(rank)[actor].meeting
+        assert meeting is not None
+        return self._actors_by_key[self._graph.program_of(member)][meeting.key]
 
     def _met(
         self, rank: int, standing: RankStanding, actor: int, standings: Mapping[int, RankStanding]
@@ -170,16 +189,17 @@ class StandstillFinder:
 
     def _missing(self, rank: int, actor: int, standings: Mapping[int, RankStanding]) -> list[int]:
         """Members of a meeting that have not come to the firing that a rank waits in."""
-        meeting = self._actors(rank)[actor].meeting
-        assert meeting is not None
         firing = int(standings[rank].completed[actor])
         missing = []
         for member in self._members(rank, actor):
             if member == rank:
                 continue
-            index = self._actors_by_key[self._graph.program_of(member)][meeting.key]
             standing = standings.get(member)
-            if standing is None or int(standing.begun[index]) <= firing:
+            if (
+                standing is None
+                or not standing.begun.size
+                or int(standing.begun[self._same(rank, actor, member)]) <= firing
+            ):
                 missing.append(member)
         return missing
 

@@ -6,7 +6,7 @@ from secrets import token_hex
 
 import pytest
 
-from millrace.executor.transport import messages, mpi
+from millrace.executor.transport import mpi, network
 from millrace.executor.transport.doorbell import Doorbell
 
 DEADLINE_S = 120
@@ -54,5 +54,5 @@ def test_a_ring_for_a_rank_that_has_gone_is_lost(bells: tuple[Doorbell, Doorbell
 
 
 def test_who_waits_looks_again_within_a_millisecond() -> None:
-    for module in (messages, mpi):
+    for module in (network, mpi):
         assert 0 < module.SLEEP_S_MIN <= module.SLEEP_S_MAX <= 1e-3

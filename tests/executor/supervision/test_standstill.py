@@ -100,6 +100,15 @@ def test_a_stopped_process_is_named_before_all_others() -> None:
     assert (standstill.rank, standstill.cause) == (2, "its process is stopped")
 
 
+def test_one_that_is_stopped_between_two_firings_is_missed_somewhere() -> None:
+    graph = compile_plan(data_parallel_pipeline())
+    standings, silence_s, _ = frozen_run(graph, 1, after=9, seed=3)
+    between = standings[1]._replace(begun=standings[1].completed)
+    standstill = StandstillFinder(graph).standstill({**standings, 1: between}, silence_s, {1})
+    assert (standstill.rank, standstill.cause) == (1, "its process is stopped")
+    assert standstill.actor is not None
+
+
 def test_a_meeting_to_which_all_have_come_is_the_transports() -> None:
     actors = len(GRAPH.programs[0].actors)
     begun = np.array([1, 1, *[0] * (actors - 2)], np.int64)
