@@ -31,6 +31,7 @@ from millrace.executor.hosts.frames import (
 )
 from millrace.executor.hosts.host_agent import Orders
 from millrace.executor.hosts.host_list import HostRanks, Hosts, start_command
+from millrace.executor.hosts.job_remains import Sweeper, named_segments
 from millrace.executor.hosts.local_ranks import END_S_MAX, Event, PmiLine, RankEnded
 
 MIRROR_S = 0.25
@@ -114,7 +115,7 @@ class HostLinks:
         self._started = False
         self._began_s = self._mirrored_s = monotonic()
         self._beating = Beating()
-        self._sweeper = _sweeper(folder)
+        self._sweeper = Sweeper(folder, job, named_segments())
         self._listener = _listener(hosts)
         try:
             if listening is not None:
@@ -180,8 +181,7 @@ class HostLinks:
         for line in self._arriving:
             line.close()
         self._listener.close()
-        self._sweeper.kill()
-        self._sweeper.communicate()
+        self._sweeper.close()
 
     def _start_agents(self, hosts: Hosts, used: Sequence[HostRanks]) -> None:
         address, port = self._listener.getsockname()[:2]
@@ -317,15 +317,6 @@ def _agent_command() -> list[str]:
         "from millrace.executor.hosts.host_agent import main; main()"
     )
     return [sys.executable, "-P", "-c", code]
-
-
-def _sweeper(folder: Path) -> "subprocess.Popen[bytes]":
-    """Process that removes the job's folder when this one has gone; no rank here would do it."""
-    return subprocess.Popen(
-        ["sh", "-c", 'cat > /dev/null; exec rm -rf "$0"', str(folder)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
 
 
 def _listener(hosts: Hosts) -> socket.socket:

@@ -7,22 +7,26 @@ starter has gone, and tells the starter which rank went first.
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import IO, NamedTuple, Protocol
 
+from millrace.executor.hosts.job_remains import (
+    TOKEN,
+    Sweeper,
+    end_processes,
+    named_segments,
+    remove_segments,
+)
 from millrace.executor.hosts.rank_line import LINE, PLACE
-from millrace.executor.hosts.segments import named_segments, remove_segments
 from millrace.executor.supervision.rank_board import board_path, note_stopped
 from millrace.planner.clusters import machine_cores
 
-TOKEN = "MILLRACE_JOB"
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Idle threads of OpenBLAS (after 2^10 cycles) and OpenMP sleep: spinning, they take cores from each
 # other and from other ranks. A short spin of OpenMP's spares the wake-up between two kernels.
@@ -122,6 +126,7 @@ class LocalRanks:
         self._token, self._folder = environment[TOKEN], folder
         self._looked_s = monotonic()
         self._segments = named_segments()
+        self._sweeper = Sweeper(folder, self._token, self._segments)
         self._lines: dict[int, socket.socket] = {}
         self._pmi: dict[int, socket.socket] = {}
         self._heard: dict[int, bytes] = dict.fromkeys(ranks, b"")
@@ -185,16 +190,13 @@ class LocalRanks:
         for process in self._processes.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - monotonic(), 0.0))
-        while (left := processes_of(self._token)) and monotonic() < deadline:
-            for pid in left:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            sleep(POLL_S)
+        end_processes(self._token, max(deadline - monotonic(), 0.0))
         remove_segments(self._segments)
         for rank in (*self._lines, *self._pmi):
             self._forget(self._lines, rank)
             self._forget(self._pmi, rank)
         self._poll.close()
+        self._sweeper.close()
 
     def _start(
         self, rank: int, command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
@@ -290,20 +292,3 @@ def rank_environment(token: str, ranks: int) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         TOKEN: token,
     }
-
-
-def processes_of(token: str) -> list[int]:
-    """Ids of the processes that carry a job's token in their environment.
-
-    Parameters
-    ----------
-    token
-        The token.
-    """
-    mark = f"{TOKEN}={token}".encode()
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                pids.append(int(path.parent.name))
-    return pids

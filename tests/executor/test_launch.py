@@ -15,7 +15,8 @@ import pytest
 
 from millrace.executor.data import open_dataset
 from millrace.executor.errors import CheckpointError, DataError, ExecutorError
-from millrace.executor.hosts.local_ranks import TOKEN, RankEnded
+from millrace.executor.hosts.job_remains import TOKEN
+from millrace.executor.hosts.local_ranks import RankEnded
 from millrace.executor.hosts.rank_failures import failure_of, report_failure
 from millrace.executor.hosts.rank_runs import run_ranks
 from millrace.executor.kernels import RunState

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.executor.backend import WORKERS, Backend
 from millrace.executor.errors import ExecutorError
-from millrace.executor.hosts.local_ranks import TOKEN
+from millrace.executor.hosts.job_remains import TOKEN
 from millrace.executor.launch import execute
 from tests.executor.gpu.plans import planned
 from tests.executor.sources import ROOT

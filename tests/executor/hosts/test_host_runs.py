@@ -13,7 +13,7 @@ import pytest
 from benchmarks.executor.namespaces import NetworkHosts, network_hosts, why_unavailable
 from millrace.executor.errors import RankFailedError
 from millrace.executor.hosts.host_list import Hosts, hosts_of
-from millrace.executor.hosts.local_ranks import TOKEN
+from millrace.executor.hosts.job_remains import TOKEN
 from millrace.executor.launch import execute
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
