@@ -1,4 +1,4 @@
-"""What is left of a job whose starter is killed while its ranks are starting."""
+"""Remains of a job whose starter is killed while its ranks are starting."""
 
 import os
 import signal
