@@ -179,6 +179,7 @@ def _scene(trial: Trial, folder: Path, network: NetworkHosts | None) -> Any:
             )
             stack.callback(subprocess.run, ["umount", "-l", str(saved)], check=False)
         options = ["--checkpoint", str(saved / "run"), "--checkpoint-every", str(EVERY)]
+        options += ["--checkpoint-keep", "3"]
         hosts: tuple[NetworkHost, ...] = ()
         if trial.question.hosts > 1:
             assert network is not None
@@ -327,7 +328,10 @@ def _goes_on_equally(trial: Trial, scene: _Scene, code: int) -> bool:
     if steps_made == STEPS:
         return True
     options = ["--checkpoint", str(scene.saved), *(["--resume"] if steps_made else [])]
-    document = finished(
-        run_command(trial.question.plan, STEPS - steps_made, *options), scene.temporary
-    )
+    command = run_command(trial.question.plan, STEPS - steps_made, *options)
+    try:
+        document = finished(command, scene.temporary)
+    except RuntimeError as error:
+        print(error)
+        return False
     return tuple(document["loss"]) == expected[steps_made:]

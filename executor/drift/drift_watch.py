@@ -1,8 +1,8 @@
 """Drift watch: steps of a run that is under way, held against a band around its first ones.
 
 The band is that of the steps after the warm-up, and reaches up to the prediction where that is not
-far. Several steps in a row outside are a drift, or a single one ten times as long as before;
-several inside end it.
+far. Several steps in a row outside are a drift, or two that are three times as long as before, or a
+single one ten times as long; several inside end it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ from millrace.planner.actors.graph import ActorGraph
 WARM_UP = 5  # steps, as in `millrace.planner.actors.trace.Trace.step_time_ns`
 FIRST_STEPS = 10  # after the warm-up, which the band is made of
 IN_A_ROW = 5
-AT_ONCE = 10.0  # a step so many times as long as before is told of by itself
+AT_ONCE = 10.0  # a step so many times as long as before is told of by itself,
+FAR, FAR_IN_A_ROW = 3.0, 2  # and as many in a row that are so many times as long
 BAND_MIN, DEVIATIONS = 0.25, 6.0  # the band is as wide as this share, or so many deviations
 # The prediction widens the band where it is no further than this from the first steps. Beyond it
 # they have left the prediction's own band: plans were predicted within 28 % (two cores, 2026-11).
@@ -147,7 +148,7 @@ class DriftWatch:
             return
         is_beyond = times.step_ns > self._high_ns
         self._recent = [] if is_beyond == self._drifting else [*self._recent, times]
-        at_once = is_beyond and times.step_ns > AT_ONCE * self._base.step_ns
+        at_once = is_beyond and self._is_far(self._base.step_ns)
         if not self._recent or (len(self._recent) < IN_A_ROW and not at_once):
             return
         changed, self._recent = _median(self._recent), []
@@ -158,6 +159,12 @@ class DriftWatch:
             ended = self._first_step + changed.step + 1
             self.drifts[-1] = msgspec.structs.replace(self.drifts[-1], ended=ended)
             self._told(self.drifts[-1])
+
+    def _is_far(self, base_ns: float) -> bool:
+        """True if the last steps are so long that nobody need wait for more of them."""
+        far = [step for step in self._recent if step.step_ns > FAR * base_ns]
+        longest_ns = max((step.step_ns for step in self._recent), default=0.0)
+        return longest_ns > AT_ONCE * base_ns or len(far) >= FAR_IN_A_ROW
 
     def _begin(self) -> None:
         """Make the band of the first steps, and hold these against the prediction."""

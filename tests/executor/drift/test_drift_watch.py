@@ -213,6 +213,18 @@ def test_a_step_ten_times_as_long_is_told_of_by_itself() -> None:
     assert told[1].ended is not None
 
 
+def test_two_steps_three_times_as_long_are_told_of() -> None:
+    told: list[Drift] = []
+    run = MadeUpRun(DriftWatch(GRAPH, tell=told.append))
+    run.make(BAND + 3)
+    for _ in range(3):
+        run.make(1, {(1, 0): 25})
+        run.make(1)
+    assert told == []
+    run.make(2, {(1, 0): 25})
+    assert [(drift.rank, drift.step) for drift in told] == [(1, BAND + 10)]
+
+
 def test_a_first_step_far_beyond_the_prediction_is_told_of_before_there_is_a_band() -> None:
     told: list[Drift] = []
     times = [np.full(ACTORS, 1.0 * MS) for _ in range(2)]
