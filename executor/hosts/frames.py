@@ -15,7 +15,7 @@ import msgspec
 LENGTH_BYTES = 4
 FRAME_BYTES_MAX = 2**26
 BEAT_S = 0.5
-SILENT_S_MAX = 6.0  # No sign of life for so long: the other side has gone, or the way to it.
+SILENT_S_MAX = 8.0  # No sign of life for so long: the other side has gone, or the way to it.
 SEND_S_MAX = SILENT_S_MAX
 
 
