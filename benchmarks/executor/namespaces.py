@@ -215,7 +215,9 @@ def _launcher(folder: Path, names: list[str], addresses: list[str], anchors: lis
 def _free_network() -> int:
     """Number of a network that this machine has no address in."""
     used = _run("ip", "-4", "-o", "address")
-    for number in range(256):
+    # Who makes hosts at the same time does not see these yet, so each begins somewhere else.
+    first = int(token_hex(1), 16)
+    for number in (*range(first, 256), *range(first)):
         if f"{NETWORK}.{number}." not in used:
             return number
     raise NamespacesUnavailableError(f"all networks of {NETWORK}.0.0/16 are in use")
