@@ -261,7 +261,8 @@ def _target(trial: Trial, command: int, scene: _Scene) -> Target | None:
         if rank is not None:
             pids[int(rank.partition("=")[2])] = pid
         elif name is not None and _is_agent(pid, name):
-            agent = pid
+            # A rank that it has forked is called alike until it executes another program.
+            agent = pid if agent is None else min(agent, pid)
     if trial.rank not in pids or (name is not None and agent is None):
         return None
     return Target(
