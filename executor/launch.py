@@ -1,19 +1,15 @@
 """execute: run a plan, one process per rank, over failures if wanted, and say what happened."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from millrace.executor.backend import CPUS, WORKERS, Backend
 from millrace.executor.data import open_dataset
-from millrace.executor.drift.drift_watch import Drifted
 from millrace.executor.errors import RankFailedError
-from millrace.executor.hosts.host_list import Hosts
 from millrace.executor.hosts.rank_runs import run_ranks
-from millrace.executor.progress import Progress
 from millrace.executor.training.measured import Measured, Restart, measured_of
-from millrace.executor.training.orders import Replan, Saving, Supervision
+from millrace.executor.training.orders import Saving, Supervision
 from millrace.executor.training.training_run import (
     Beginning,
     History,
@@ -29,6 +25,8 @@ from millrace.planner.actors.trace import Trace
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 
+NOTHING_SAVED, UNSUPERVISED = Saving(), Supervision()
+
 
 def execute(
     plan: Plan,
@@ -39,20 +37,9 @@ def execute(
     learning_rate: float | None = None,
     weights: Path | None = None,
     trace: bool = False,
-    checkpoint: Path | None = None,
-    checkpoint_every: int = 0,
-    checkpoint_minutes: float = 0.0,
-    checkpoint_keep: int = 0,
-    in_background: bool = True,
-    resume: bool = False,
-    restarts: int = 0,
-    replan: Replan | None = None,
-    hosts: Hosts | None = None,
     backend: Backend = CPUS,
-    progress: Progress | None = None,
-    drifted: Drifted | None = None,
-    stall_s: float | None = None,
-    noted: Callable[[str], None] | None = None,
+    saving: Saving = NOTHING_SAVED,
+    supervision: Supervision = UNSUPERVISED,
 ) -> Measured:
     """Train a plan for `steps` steps, one process per rank.
 
@@ -65,30 +52,8 @@ def execute(
     weights, trace
         A `.npz` of initial values (`millrace.executor.values.weights`); keep times of firings, not
         only of steps.
-    checkpoint, checkpoint_every, checkpoint_minutes
-        Folder to save variables and optimizer state in: at the end, every so many steps, and when
-        so many minutes have passed since the last checkpoint.
-    checkpoint_keep
-        How many of the last checkpoints stay; 0: all.
-    in_background
-        Write checkpoints while steps go on, where there is memory for a copy of the state.
-    resume
-        Go on from the last one there, which may be another plan's of the model.
-    restarts, replan
-        How often a run in which a rank fails goes on from its last checkpoint; what plans again
-        for fewer nodes where hosts are lost (`Supervision`).
-    hosts
-        Where ranks run: node n of the plan on host n, the others to spare. None: all on this
-        machine.
-    backend, progress
-        Where and how it runs; called as `progress(step, loss)` after every step of all, from 0.
-    drifted
-        Called with a drift of the step time when it begins, and when it ends.
-    stall_s
-        Seconds in which every rank must come further; 0: for ever. None: as the prediction has it
-        (`StallLimit`).
-    noted
-        Called with a sentence about a step that is not saved, what a resume changes, a restart.
+    backend, saving, supervision
+        Where and how it runs, what is saved of it, and who looks after it.
 
     Raises
     ------
@@ -108,23 +73,8 @@ def execute(
         weights=weights,
         spans=trace,
         backend=backend,
-        saving=Saving(
-            folder=checkpoint,
-            every=checkpoint_every,
-            minutes=checkpoint_minutes,
-            keep=checkpoint_keep,
-            in_background=in_background,
-            resume=resume,
-        ),
-        supervision=Supervision(
-            stall_s=stall_s,
-            restarts=restarts,
-            hosts=hosts,
-            replan=replan,
-            progress=progress,
-            drifted=drifted,
-            noted=noted,
-        ),
+        saving=saving,
+        supervision=supervision,
     )
     _ = run.trained_on  # Data that is not there is told before weights and memory are looked at.
     check_weights(weights, run.plan.graph, approximations(plan.model))
@@ -241,4 +191,4 @@ def rehearse(plan: Plan, *, steps: int) -> Trace:
     with TemporaryDirectory(prefix="millrace-") as name:
         job.save(Path(name))
         run_ranks(WORKERS[CPUS.name], graph.ranks, Path(name))
-        return measured_of(job, Path(name), "", plan.cluster.device.name, description).trace
+        return measured_of(plan, job, Path(name), "", description).trace

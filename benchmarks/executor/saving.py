@@ -22,6 +22,7 @@ import typer
 
 import millrace
 from millrace.executor.launch import execute
+from millrace.executor.training.orders import Saving
 from millrace.executor.values.checkpoint import find_checkpoint
 from millrace.executor.values.manifest import read_manifest
 from millrace.planner.plan import Plan
@@ -101,10 +102,7 @@ def add_steps(
     measured = execute(
         plan,
         steps=model.steps,
-        checkpoint=folder,
-        checkpoint_every=model.every,
-        checkpoint_keep=1,
-        in_background=in_background,
+        saving=Saving(folder=folder, every=model.every, keep=1, in_background=in_background),
     )
     seconds = [step_ns / 1e9 for step_ns in measured.trace.step_times_ns()]
     for step, step_s in enumerate(seconds[WARM_UP:], start=WARM_UP):

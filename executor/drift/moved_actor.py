@@ -1,7 +1,8 @@
-"""Moved actor: the one whose time in a step changed most, on the rank where it did.
+"""Moved actor: the one whose time in a step changed most, on the rank whose work changed most.
 
 Whoever waits for a slow rank takes longer too: a collective or transfer counts for as much as the
-member that came to it last, which waited for nobody.
+member that came to it last, which waited for nobody, and for that member alone. Of a rank all that
+moved is added up first, since a single actor may take long for having had no core.
 """
 
 from collections.abc import Sequence
@@ -44,20 +45,22 @@ def moved_actor(
     """
     sign = 1 if slower else -1
     changes = [sign * (after - earlier) for earlier, after in zip(before, now, strict=True)]
-    largest: tuple[float, int, int] | None = None
+    moves: list[list[tuple[float, int]]] = [[] for _ in changes]
     meetings: dict[tuple[str, tuple[int, ...]], list[tuple[float, int, int]]] = {}
     for rank, change in enumerate(changes):
         for index, actor in enumerate(graph.programs[graph.program_of(rank)].actors):
-            place = float(change[index]), rank, index
             if actor.meeting is not None:
                 group = tuple(sorted(graph.members(rank, actor.meeting)))
+                place = float(change[index]), rank, index
                 meetings.setdefault((actor.meeting.key, group), []).append(place)
-            elif largest is None or place > largest:
-                largest = place
-    places = [min(members) for members in meetings.values()]
-    places += [] if largest is None else [largest]
-    most, rank, index = max(places)
-    if most <= 0:
+            else:
+                moves[rank].append((float(change[index]), index))
+    for members in meetings.values():
+        least_ns, rank, index = min(members)
+        moves[rank].append((least_ns, index))
+    rank = max(range(len(moves)), key=lambda rank: sum(move_ns for move_ns, _ in moves[rank]))
+    most_ns, index = max(moves[rank], default=(0.0, 0))
+    if most_ns <= 0:
         return None
     moved = changes[rank] > FOLLOWS * np.maximum(before[rank], 1)
     return MovedActor(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from millrace.executor.hosts.frames import FilePart
 
+MIRROR_S = 0.25  # from one look for changes to the next
 BLOCK_BYTES = 2**16
 NAME = re.compile(r"[a-z][\w-]*(\.[\w-]+)*")
 DRAFT = ".draft"  # files that are renamed when they are complete

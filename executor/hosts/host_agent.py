@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from millrace.executor.hosts.folder_mirror import FolderMirror
+from millrace.executor.hosts.folder_mirror import MIRROR_S, FolderMirror
 from millrace.executor.hosts.frames import (
     SILENT_S_MAX,
     Beating,
@@ -41,7 +41,6 @@ from millrace.executor.hosts.local_ranks import (
 )
 
 SIOCGIFADDR = 0x8915  # asks for the address of an interface (linux/sockios.h)
-MIRROR_S = 0.25
 CONNECT_S_MAX = 30.0
 
 
@@ -50,15 +49,16 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    addresses
-        Where the command listens; the first that answers is taken.
+    address, port
+        Where the command listens.
     token
         Secret by which the command knows its agents.
     hosts
         Names of the hosts, in their order.
     """
 
-    addresses: tuple[tuple[str, int], ...]
+    address: str
+    port: int
     token: str
     hosts: tuple[str, ...]
 
@@ -167,13 +167,13 @@ def _interface(address: str) -> str | None:
 
 def _connected(orders: Orders) -> socket.socket:
     """Connection to the command."""
-    errors = []
-    for address in orders.addresses:
-        try:
-            return socket.create_connection(address, CONNECT_S_MAX)
-        except OSError as error:
-            errors.append(f"{address[0]}:{address[1]}: {error.strerror or error}")
-    raise SystemExit(f"this host does not reach the command: {'; '.join(errors)}")
+    try:
+        return socket.create_connection((orders.address, orders.port), CONNECT_S_MAX)
+    except OSError as error:
+        raise SystemExit(
+            f"this host does not reach the command at {orders.address}:{orders.port}: "
+            f"{error.strerror or error}; --address names another of its addresses"
+        ) from None
 
 
 def host_number(orders: Orders, name: str | None) -> int:

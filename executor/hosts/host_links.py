@@ -16,7 +16,7 @@ from time import monotonic
 
 import msgspec
 
-from millrace.executor.hosts.folder_mirror import FolderMirror
+from millrace.executor.hosts.folder_mirror import MIRROR_S, FolderMirror
 from millrace.executor.hosts.frames import (
     SILENT_S_MAX,
     Beating,
@@ -34,7 +34,6 @@ from millrace.executor.hosts.host_list import HostRanks, Hosts, start_command
 from millrace.executor.hosts.job_remains import Sweeper, named_segments
 from millrace.executor.hosts.local_ranks import END_S_MAX, Event, PmiLine, RankEnded
 
-MIRROR_S = 0.25
 ARRIVE_S_MAX = 60.0
 LAST_LINES = 3
 WAYS = ("UCX_", "MPIR_", "MPICH_", "FI_", "NCCL_", "MILLRACE_")  # variables that hosts get too
@@ -186,7 +185,8 @@ class HostLinks:
     def _start_agents(self, hosts: Hosts, used: Sequence[HostRanks]) -> None:
         address, port = self._listener.getsockname()[:2]
         orders = Orders(
-            addresses=((address, port),),
+            address=address,
+            port=port,
             token=self._token,
             hosts=tuple(host.name for host in used),
         )

@@ -154,11 +154,6 @@ class LocalRanks:
         """True while there is a rank whose end was not told."""
         return bool(self._lines)
 
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process id of every rank."""
-        return {rank: process.pid for rank, process in self._processes.items()}
-
     def serve(self, wait_s: float) -> list[Event]:
         """Events since the last call, in their order."""
         if monotonic() - self._looked_s > LOOK_S:

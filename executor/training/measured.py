@@ -45,6 +45,8 @@ class Measured:
 
     Attributes
     ----------
+    plan
+        What was run, in the end: another plan than at first where a host was lost.
     trace
         Ends of all steps, and the spans of all firings if they were asked for.
     losses
@@ -70,10 +72,9 @@ class Measured:
     restarts
         Failures after which it went on from a checkpoint. The trace is of the steps since the last
         of them.
-    plan
-        What was run, in the end: another plan than at first where a host was lost.
     """
 
+    plan: Plan
     trace: Trace
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...]
@@ -86,7 +87,6 @@ class Measured:
     unsaved: tuple[Unsaved, ...] = ()
     resumed_with: tuple[str, ...] = ()
     restarts: tuple[Restart, ...] = ()
-    plan: Plan | None = None
 
     @property
     def ranks(self) -> int:
@@ -99,21 +99,27 @@ class Measured:
         return self.trace.step_time_ns()
 
 
-def measured_of(job: RunJob, folder: Path, digest: str, device: str, data: str) -> Measured:
+def measured_of(plan: Plan, job: RunJob, folder: Path, digest: str, data: str) -> Measured:
     """Measurements that the ranks of a job have written.
 
     Parameters
     ----------
+    plan
+        What was run.
     job, folder
         The job and its folder.
-    digest, device, data
-        Of the plan, and what was trained on.
+    digest
+        Of the plan as the trace has it.
+    data
+        What it trained on.
     """
     ranks = range(job.graph.ranks)
     recordings = [load_recording(folder / f"rank.{rank}.npz") for rank in ranks]
     totals = max((recording.totals for recording in recordings), key=len)
     margin = min(recording.smallest_margin for recording in recordings)
+    device = plan.cluster.device.name
     return Measured(
+        plan=plan,
         trace=trace_of(job.graph, recordings, plan_digest=digest, device=device),
         losses=losses(recordings),
         gradient_norms=tuple(gradient_norm(each) for each in totals),

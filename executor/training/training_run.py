@@ -218,13 +218,11 @@ class TrainingRun:
                 )
             if committer is not None:
                 committer.finish()
-            device = self.plan.cluster.device.name
             return replace(
-                measured_of(job, folder, self.digest, device, self.trained_on.data),
+                measured_of(self.plan, job, folder, self.digest, self.trained_on.data),
                 backend=self.backend.name,
                 drift=tuple(watch.drifts),
                 unsaved=tuple(history.unsaved),
-                plan=self.plan,
             )
 
     def _job(self, begin: Beginning, steps: int) -> RunJob:

@@ -317,6 +317,7 @@ def run(
     from millrace.executor.backend import Backend
     from millrace.executor.hosts.host_list import hosts_of
     from millrace.executor.launch import execute
+    from millrace.executor.training.orders import Saving, Supervision
 
     where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
     initial, folder = (None if name is None else Path(name) for name in (weights, checkpoint))
@@ -340,26 +341,30 @@ def run(
         learning_rate=learning_rate,
         weights=initial,
         trace=trace,
-        checkpoint=folder,
-        checkpoint_every=checkpoint_every or 0,
-        checkpoint_minutes=checkpoint_minutes or 0.0,
-        checkpoint_keep=checkpoint_keep or 0,
-        resume=resume,
-        restarts=restarts,
-        replan=planned_for_nodes,
-        hosts=None if hosts is None else hosts_of(hosts, launcher=launcher, address=address),
         backend=where,
-        progress=progress,
-        drifted=drifted,
-        stall_s=stall_s,
-        noted=noted,
+        saving=Saving(
+            folder=folder,
+            every=checkpoint_every or 0,
+            minutes=checkpoint_minutes or 0.0,
+            keep=checkpoint_keep or 0,
+            resume=resume,
+        ),
+        supervision=Supervision(
+            stall_s=stall_s,
+            restarts=restarts,
+            hosts=None if hosts is None else hosts_of(hosts, launcher=launcher, address=address),
+            replan=planned_for_nodes,
+            progress=progress,
+            drifted=drifted,
+            noted=noted,
+        ),
     )
     return _result_of(plan, measured)
 
 
 def _result_of(plan: Plan, measured: "Measured") -> RunResult:
     """Result of what was measured of a plan, or of the one that it was planned again to."""
-    plan = measured.plan if measured.restarts and measured.plan is not None else plan
+    plan = measured.plan if measured.restarts else plan
     step_time_s = measured.step_time_ns / 1e9
     return RunResult(
         plan=plan,

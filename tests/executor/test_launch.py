@@ -23,6 +23,7 @@ from millrace.executor.kernels import RunState
 from millrace.executor.launch import execute
 from millrace.executor.processes import check_capacity
 from millrace.executor.rank import RankState
+from millrace.executor.training.orders import Saving, Supervision
 from millrace.executor.values.initial import initial_value
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
@@ -117,14 +118,13 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     told: list[tuple[int, float]] = []
     folder = tmp_path / "kept"
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        execute(plan, steps=1, checkpoint=folder, resume=True)
+        execute(plan, steps=1, saving=Saving(folder=folder, resume=True))
     first = execute(
         plan,
         steps=4,
         trace=True,
-        checkpoint=folder,
-        checkpoint_every=2,
-        progress=lambda step, loss: told.append((step, loss)),
+        saving=Saving(folder=folder, every=2),
+        supervision=Supervision(progress=lambda step, loss: told.append((step, loss))),
     )
     np.testing.assert_allclose(first.losses, expected[:4], rtol=1e-5)
     assert told == list(enumerate(first.losses))
@@ -139,7 +139,12 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     def gone(step: int, loss: float) -> None:
         raise BrokenPipeError
 
-    second = execute(plan, steps=1, checkpoint=folder, resume=True, progress=gone)
+    second = execute(
+        plan,
+        steps=1,
+        saving=Saving(folder=folder, resume=True),
+        supervision=Supervision(progress=gone),
+    )
     np.testing.assert_allclose(second.losses, expected[4:], rtol=1e-5)
     assert second.first_step == 4
     again = recomputed(plan, {"h.0": "full", "h.2": "selective", "h.3": "full", "head": "full"})
@@ -150,7 +155,7 @@ def test_processes_give_the_losses_of_one_process_and_checkpoints_go_on(tmp_path
     file = next((folder / "step-00000005").glob("head*.npy"))
     file.unlink()
     with pytest.raises(CheckpointError, match=file.name):
-        execute(plan, steps=1, checkpoint=folder, resume=True)
+        execute(plan, steps=1, saving=Saving(folder=folder, resume=True))
 
 
 def test_data_that_is_not_there_is_refused_before_any_process_starts() -> None:
@@ -300,10 +305,12 @@ def test_a_rank_that_raises_outside_our_code_ends_the_others(
 LONG_RUN = f"""
 import signal, sys; sys.path.insert(0, {str(ROOT)!r})
 from millrace.executor.launch import execute
+from millrace.executor.training.orders import Supervision
 from tests.millrace.plans import data_parallel_pipeline
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts behind ignores it
 print("ready", flush=True)
-execute(data_parallel_pipeline(), steps=100000, progress=lambda s, l: print(s, flush=True))
+told = Supervision(progress=lambda s, l: print(s, flush=True))
+execute(data_parallel_pipeline(), steps=100000, supervision=told)
 """
 
 
@@ -318,7 +325,11 @@ def test_a_stopped_rank_is_named_within_its_time() -> None:
             stopped.append(pid)
 
     with pytest.raises(ExecutorError, match=r"rank 2, actor .*no progress .* process is stopped"):
-        execute(data_parallel_pipeline(), steps=100_000, progress=stop, stall_s=1.0)
+        execute(
+            data_parallel_pipeline(),
+            steps=100_000,
+            supervision=Supervision(progress=stop, stall_s=1.0),
+        )
     assert stopped
 
 
@@ -337,11 +348,8 @@ def test_a_run_goes_on_by_itself_after_failures_and_loses_no_bit(tmp_path: Path)
     measured = execute(
         plan,
         steps=14,
-        checkpoint=tmp_path / "saved",
-        checkpoint_every=4,
-        restarts=2,
-        progress=kill,
-        noted=told.append,
+        saving=Saving(folder=tmp_path / "saved", every=4),
+        supervision=Supervision(restarts=2, progress=kill, noted=told.append),
     )
     assert measured.losses == expected.losses
     assert measured.gradient_norms == expected.gradient_norms
@@ -351,7 +359,7 @@ def test_a_run_goes_on_by_itself_after_failures_and_loses_no_bit(tmp_path: Path)
     assert [sentence.split("(")[-1] for sentence in told] == ["restart 1 of 2)", "restart 2 of 2)"]
     kills[0] = "PMI_RANK=2"
     with pytest.raises(ExecutorError, match=r"^rank 2: the process ended: Killed"):
-        execute(plan, steps=100_000, progress=kill)
+        execute(plan, steps=100_000, supervision=Supervision(progress=kill))
 
 
 def environment_of(pid: int) -> list[str]:

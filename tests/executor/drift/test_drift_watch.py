@@ -235,3 +235,12 @@ def test_a_first_step_far_beyond_the_prediction_is_told_of_before_there_is_a_ban
     assert [(drift.rank, drift.against) for drift in told] == [(0, PREDICTION)]
     run.make(FIRST_STEPS)
     assert len(told) == 1
+
+
+def test_the_rank_whose_work_grew_is_named_though_an_actor_of_another_had_no_core() -> None:
+    told: list[Drift] = []
+    run = MadeUpRun(DriftWatch(GRAPH, tell=told.append))
+    run.make(BAND + 3)
+    slow = {(1, actor): 30 for actor in range(0, ACTORS, 2)}
+    run.make(2, {(0, 0): 40, **slow})
+    assert [drift.rank for drift in told] == [1]

@@ -6,6 +6,7 @@ import pytest
 from millrace.executor.errors import CheckpointError, DataError, ExecutorError
 from millrace.executor.gpu.device_run import DeviceRun
 from millrace.executor.launch import execute
+from millrace.executor.training.orders import Saving
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK_EAGER, emulate_gpus, on_gpu
@@ -20,10 +21,10 @@ def test_a_checkpoint_goes_on_between_gpus_and_cpus_under_other_plans(tmp_path, 
     alone, _, _ = planned("llama", "fp32")
     replicas, _, _ = planned("llama", "fp32", (("dp", 2), ("zero", 1)))
     split, _, _ = planned("llama", "fp32", (("tp", 2),))
-    first = on_gpu(alone, 3, checkpoint=tmp_path, checkpoint_every=2)
+    first = on_gpu(alone, 3, saving=Saving(folder=tmp_path, every=2))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step-00000002", "step-00000003"]
-    later = {"checkpoint": tmp_path, "resume": True}
+    later = {"saving": Saving(folder=tmp_path, resume=True)}
     second = execute(replicas, steps=1, **later)
     third = on_gpu(split, 1, **later)
     fourth = on_gpu(alone, 2, backend=LOOPBACK_EAGER, **later)
@@ -40,10 +41,10 @@ def test_training_that_goes_on_gives_the_bits_of_training_that_never_stopped(tmp
     """Master weights, moments, clocks and dropout's numbers: all that there is to go on with."""
     emulate_gpus(monkeypatch)
     plan, _, _ = planned("bert", "fp16")
-    unbroken = on_gpu(plan, 4, checkpoint=tmp_path, checkpoint_every=2)
+    unbroken = on_gpu(plan, 4, saving=Saving(folder=tmp_path, every=2))
     again = tmp_path / "step-00000004"
     again.rename(tmp_path / "other")
-    rest = on_gpu(plan, 2, checkpoint=tmp_path, resume=True)
+    rest = on_gpu(plan, 2, saving=Saving(folder=tmp_path, resume=True))
     assert rest.losses == unbroken.losses[2:]
     for path in sorted((tmp_path / "other").glob("*.npy")):
         np.testing.assert_array_equal(np.load(path), np.load(again / path.name))

@@ -15,6 +15,7 @@ from millrace.executor.errors import RankFailedError
 from millrace.executor.hosts.host_list import Hosts, hosts_of
 from millrace.executor.hosts.job_remains import TOKEN
 from millrace.executor.launch import execute
+from millrace.executor.training.orders import Saving, Supervision
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from tests.millrace.plans import data_parallel_pipeline
@@ -100,16 +101,18 @@ def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: P
     over_hosts = execute(
         two_nodes(),
         steps=4,
-        hosts=hosts_in(network, 2),
-        checkpoint=checkpoint,
-        noted=told.append,
         trace=True,
+        saving=Saving(folder=checkpoint),
+        supervision=Supervision(hosts=hosts_in(network, 2), noted=told.append),
     )
     assert over_hosts.losses == expected[:4]
     assert len(told) == 1
     assert told[0].startswith(f"listening on {network.address}:")
     assert {span.rank for span in over_hosts.trace.spans} == {0, 1, 2, 3}
-    assert execute(two_nodes(), steps=2, checkpoint=checkpoint, resume=True).losses == expected[4:]
+    assert (
+        execute(two_nodes(), steps=2, saving=Saving(folder=checkpoint, resume=True)).losses
+        == expected[4:]
+    )
 
 
 SRUN = """#!/bin/bash
@@ -144,23 +147,31 @@ def test_slurm_starts_an_agent_on_every_node_of_the_job(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "some[1-2]")
     hosts = hosts_of("slurm", address=network.address)
-    measured = execute(two_nodes(), steps=2, hosts=hosts)
+    measured = execute(two_nodes(), steps=2, supervision=Supervision(hosts=hosts))
     assert measured.losses == execute(data_parallel_pipeline(), steps=2).losses
     killed = after(1, lambda: os.kill(ranks()[1], signal.SIGKILL))
     with pytest.raises(RankFailedError, match=r"^rank 1: the process ended: Killed"):
-        execute(two_nodes(), steps=STEPS, hosts=hosts, progress=killed)
+        execute(two_nodes(), steps=STEPS, supervision=Supervision(hosts=hosts, progress=killed))
 
 
 def test_a_rank_that_is_killed_on_another_host_is_named(network: NetworkHosts) -> None:
     killed = after(3, lambda: os.kill(ranks()[3], signal.SIGKILL))
     with pytest.raises(RankFailedError, match=r"^rank 3: the process ended: Killed"):
-        execute(two_nodes(), steps=STEPS, hosts=hosts_in(network, 2), progress=killed)
+        execute(
+            two_nodes(),
+            steps=STEPS,
+            supervision=Supervision(hosts=hosts_in(network, 2), progress=killed),
+        )
 
 
 def test_a_rank_that_is_stopped_on_another_host_is_named(network: NetworkHosts) -> None:
     stopped = after(3, lambda: os.kill(ranks()[2], signal.SIGSTOP))
     with pytest.raises(RankFailedError, match=r"^rank 2, actor .* its process is stopped"):
-        execute(two_nodes(), steps=STEPS, hosts=hosts_in(network, 2), progress=stopped, stall_s=2.0)
+        execute(
+            two_nodes(),
+            steps=STEPS,
+            supervision=Supervision(hosts=hosts_in(network, 2), progress=stopped, stall_s=2.0),
+        )
 
 
 def test_a_host_that_is_cut_off_is_named_and_a_spare_takes_its_place(
@@ -173,12 +184,13 @@ def test_a_host_that_is_cut_off_is_named_and_a_spare_takes_its_place(
         measured = execute(
             two_nodes(),
             steps=40,
-            hosts=hosts_in(network, 3),
-            checkpoint=tmp_path / "saved",
-            checkpoint_every=2,
-            restarts=1,
-            progress=after(8, network[1].cut),
-            noted=told.append,
+            saving=Saving(folder=tmp_path / "saved", every=2),
+            supervision=Supervision(
+                hosts=hosts_in(network, 3),
+                restarts=1,
+                progress=after(8, network[1].cut),
+                noted=told.append,
+            ),
         )
     finally:
         network[1].mend()
@@ -206,12 +218,10 @@ def test_a_lost_host_without_a_spare_is_planned_around(
     measured = execute(
         two_nodes(),
         steps=20,
-        hosts=hosts_in(network, 2),
-        checkpoint=tmp_path / "saved",
-        checkpoint_every=2,
-        restarts=1,
-        replan=replan,
-        progress=killed,
+        saving=Saving(folder=tmp_path / "saved", every=2),
+        supervision=Supervision(
+            hosts=hosts_in(network, 2), restarts=1, replan=replan, progress=killed
+        ),
     )
     assert asked == [1]
     assert [restart.nodes for restart in measured.restarts] == [1]
@@ -240,6 +250,6 @@ def test_hosts_that_cannot_be_used_are_told_with_the_reason(network: NetworkHost
     with pytest.raises(
         RankFailedError, match=r"host `.*is lost: `.*ended with code.*(does not reach|resolve)"
     ):
-        execute(two_nodes(), steps=1, hosts=nowhere)
+        execute(two_nodes(), steps=1, supervision=Supervision(hosts=nowhere))
     with pytest.raises(InfeasibleError, match=r"lie on 2 nodes of 2, and there are 1 hosts"):
-        execute(two_nodes(), steps=1, hosts=hosts_in(network, 1))
+        execute(two_nodes(), steps=1, supervision=Supervision(hosts=hosts_in(network, 1)))

@@ -60,9 +60,9 @@ def test_ranks_lie_as_the_nodes_of_the_plan_do() -> None:
 
 
 def test_an_agent_knows_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    addresses = Orders(addresses=(), token="", hosts=("10.0.0.1", "10.0.0.2"))
+    addresses = Orders(address="", port=0, token="", hosts=("10.0.0.1", "10.0.0.2"))
     assert host_number(addresses, "10.0.0.2") == 1
-    orders = Orders(addresses=(), token="", hosts=("node1", "node2.cluster"))
+    orders = Orders(address="", port=0, token="", hosts=("node1", "node2.cluster"))
     monkeypatch.setenv("SLURMD_NODENAME", "node2")
     assert host_number(orders, None) == 1
     monkeypatch.setenv("SLURMD_NODENAME", "node1")
