@@ -32,9 +32,10 @@ from millrace.executor.hosts.frames import (
 from millrace.executor.hosts.host_agent import Orders
 from millrace.executor.hosts.host_list import HostRanks, Hosts, start_command
 from millrace.executor.hosts.job_remains import Sweeper, named_segments
-from millrace.executor.hosts.local_ranks import END_S_MAX, Event, PmiLine, RankEnded
+from millrace.executor.hosts.local_ranks import END_S_MAX, LOCAL, Event, PmiLine, RankEnded
 
 ARRIVE_S_MAX = 60.0
+OUTSIDE = "192.0.2.1"  # an address that is nobody's (RFC 5737), behind the default route
 LAST_LINES = 3
 WAYS = ("UCX_", "MPIR_", "MPICH_", "FI_", "NCCL_", "MILLRACE_")  # variables that hosts get too
 
@@ -102,9 +103,8 @@ class HostLinks:
     ) -> None:
         self._module, self._folder, self._job = module, folder, job
         self._size = sum(len(host.ranks) for host in used)
-        self._environment = {
-            name: value for name, value in environment.items() if name.startswith(WAYS)
-        }
+        handed_on = {name: value for name, value in environment.items() if name.startswith(WAYS)}
+        self._environment = {**(LOCAL if len(used) == 1 else {}), **handed_on}
         self._token = secrets.token_hex(16)
         self._arriving: list[FrameLine] = []
         self._links: list[HostLink] = []
@@ -320,22 +320,29 @@ def _agent_command() -> list[str]:
 
 
 def _listener(hosts: Hosts) -> socket.socket:
-    """Socket on the address by which the first host reaches this machine."""
+    """Socket on the address by which hosts reach this machine."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((hosts.address or _own_address(hosts.names[0]), 0))
+    listener.bind((hosts.address or _own_address(hosts.names), 0))
     listener.listen(len(hosts.names) + 8)
     listener.setblocking(False)
     return listener
 
 
-def _own_address(host: str) -> str:
-    """Address of this machine on the way to a host; its own where it does not know the host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        for name in (host, socket.gethostname()):
-            with suppress(OSError):
-                way.connect((name, 9))  # nothing is sent
-                return str(way.getsockname()[0])
-    return "127.0.0.1"
+def _own_address(hosts: Sequence[str]) -> str:
+    """Address of this machine on the way to the first host that is another machine.
+
+    Where no name is known here (ssh may know it), on the way to the world.
+    """
+    address = None
+    for host in (*hosts, OUTSIDE):
+        if host == OUTSIDE and address is not None:
+            break
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((host, 9))  # nothing is sent
+            address = str(way.getsockname()[0])
+            if not address.startswith("127."):
+                return address
+    return address or "127.0.0.1"
 
 
 def _last_lines(output: Path) -> str:

@@ -26,7 +26,7 @@ class Hosts:
         Program and its first arguments that run a command on a host, called with the host's name
         and the command behind it, as `ssh` is. Empty: Slurm's `srun`, once for all hosts.
     address
-        Address of this machine that the hosts reach; None: that of the way to the first host.
+        Address of this machine that the hosts reach; None: that of the way to them.
     """
 
     names: tuple[str, ...]

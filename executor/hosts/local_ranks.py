@@ -35,6 +35,8 @@ SLEEPING = {
     "GOMP_SPINCOUNT": "10000",
     "OPENBLAS_THREAD_TIMEOUT": "10",
 }
+# Ranks of one host meet in shared memory: without this UCX listens on its outer address too.
+LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
 POLL_S = 0.02
 LOOK_S = 0.25  # how often ranks are looked at, whether they are stopped
 END_S_MAX = 5.0  # A killed process that waits for a disk may go on for so long.

@@ -16,6 +16,7 @@ from types import FrameType
 from millrace.executor.hosts.host_links import HostLinks
 from millrace.executor.hosts.host_list import HostRanks, Hosts, placed
 from millrace.executor.hosts.local_ranks import (
+    LOCAL,
     POLL_S,
     LocalRanks,
     PmiLine,
@@ -25,9 +26,6 @@ from millrace.executor.hosts.local_ranks import (
 )
 from millrace.executor.hosts.pmi_server import PmiServer
 from millrace.executor.hosts.rank_failures import failure_of
-
-# Ranks of one machine meet in shared memory: without this UCX listens on its outer address too.
-LOCAL = {"UCX_TLS": "self,posix,sysv", "UCX_NET_DEVICES": "lo"}
 
 
 def run_ranks(

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from millrace.executor.backend import WORKERS, Backend
 from millrace.executor.data import data_digest, open_dataset
 from millrace.executor.drift.drift_watch import DriftReader, DriftWatch, ExpectedStep
 from millrace.executor.drift.expected_step import expected_step
-from millrace.executor.errors import CheckpointError
 from millrace.executor.gpu.availability import require_gpu
 from millrace.executor.hosts.host_list import Hosts
 from millrace.executor.hosts.rank_runs import run_ranks
@@ -293,19 +291,12 @@ def saving_folder(run: TrainingRun, *, resume: bool) -> Iterator[None]:
     Raises
     ------
     CheckpointError
-        Orders do not go together, or nothing can be written or resumed there.
+        Nothing can be written or resumed there.
     ExecutorError
         Another run saves there, or the disk is too full.
     """
     saving = run.saving
-    often = {"steps": saving.every, "minutes": saving.minutes}
-    for unit, number in often.items():
-        if not 0 <= number < inf:
-            raise CheckpointError(f"checkpoints every {number} {unit}: expected a number above 0")
     if saving.folder is None:
-        if resume or any(often.values()):
-            what = "resume from" if resume else "save in"
-            raise CheckpointError(f"nothing to {what}: give the folder of the checkpoints as well")
         yield
         return
     if resume and not saving.folder.is_dir():

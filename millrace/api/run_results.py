@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from millrace.executor.drift.drift_watch import Drift, Drifted
     from millrace.executor.training.measured import Measured, Restart
+    from millrace.executor.training.orders import Saving
     from millrace.executor.values.unsaved import Unsaved
     from millrace.pictures.picture_file import Picture
 
@@ -195,28 +196,23 @@ class RunResult(ShownResult):
         return ResultView(title=headline(self.plan), figures=tuple(figures.items()), notes=notes)
 
 
-def _check_options(
-    *,
-    learning_rate: float | None,
-    weights: Path | None,
-    checkpoint: Path | None,
-    checkpoint_options: Mapping[str, float | None],
-    resume: bool,
-) -> None:
-    """Refuse a learning rate that is none, and options of saving that do not go together."""
-    if learning_rate is not None and not 0 < learning_rate < inf:
-        raise PlanError(f"--lr {learning_rate}: expected a learning rate above 0")
-    if resume and checkpoint is None:
+def _saving(
+    folder: Path | None, resume: bool, options: Mapping[str, float | None], weights: Path | None
+) -> "Saving":
+    """Orders of saving, given every, minutes and keep by their options."""
+    from millrace.executor.training.orders import Saving
+
+    if resume and folder is None:
         raise PlanError("--resume goes on from a saved state: give its folder with --checkpoint")
-    for option, number in checkpoint_options.items():
-        if number is None:
-            continue
-        if checkpoint is None:
+    for option, number in options.items():
+        if number is not None and folder is None:
             raise PlanError(f"{option} is for saved states: give their folder with --checkpoint")
-        if not 0 < number < inf:
+        if number is not None and not 0 < number < inf:
             raise PlanError(f"{option} {number}: expected a number above 0")
     if resume and weights is not None:
         raise PlanError("--resume goes on with the values it saved: leave --weights out")
+    every, minutes, keep = (number or 0 for number in options.values())
+    return Saving(folder=folder, every=int(every), minutes=minutes, keep=int(keep), resume=resume)
 
 
 def run(
@@ -298,7 +294,7 @@ def run(
     launcher : str, optional
         Program in place of ssh that runs a command on a host: `LAUNCHER HOST COMMAND…`.
     address : str, optional
-        Address of this machine that hosts reach; by default that of the way to the first host.
+        Address of this machine that hosts reach; by default that of the way to them.
 
     Returns
     -------
@@ -317,21 +313,17 @@ def run(
     from millrace.executor.backend import Backend
     from millrace.executor.hosts.host_list import hosts_of
     from millrace.executor.launch import execute
-    from millrace.executor.training.orders import Saving, Supervision
+    from millrace.executor.training.orders import Supervision
 
-    where = Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic)
+    if learning_rate is not None and not 0 < learning_rate < inf:
+        raise PlanError(f"--lr {learning_rate}: expected a learning rate above 0")
     initial, folder = (None if name is None else Path(name) for name in (weights, checkpoint))
-    _check_options(
-        learning_rate=learning_rate,
-        weights=initial,
-        checkpoint=folder,
-        checkpoint_options={
-            "--checkpoint-every": checkpoint_every,
-            "--checkpoint-minutes": checkpoint_minutes,
-            "--checkpoint-keep": checkpoint_keep,
-        },
-        resume=resume,
-    )
+    often = {
+        "--checkpoint-every": checkpoint_every,
+        "--checkpoint-minutes": checkpoint_minutes,
+        "--checkpoint-keep": checkpoint_keep,
+    }
+    saving = _saving(folder, resume, often, initial)
     plan = document_of(planned)
     measured = execute(
         plan,
@@ -341,14 +333,8 @@ def run(
         learning_rate=learning_rate,
         weights=initial,
         trace=trace,
-        backend=where,
-        saving=Saving(
-            folder=folder,
-            every=checkpoint_every or 0,
-            minutes=checkpoint_minutes or 0.0,
-            keep=checkpoint_keep or 0,
-            resume=resume,
-        ),
+        backend=Backend(name=backend, eager=eager, loopback=loopback, deterministic=deterministic),
+        saving=saving,
         supervision=Supervision(
             stall_s=stall_s,
             restarts=restarts,
