@@ -6,6 +6,7 @@ import pytest
 from millrace.comparison import join
 from millrace.executor.gpu.device_run import TRACED_STEPS
 from millrace.executor.recording import trace_of
+from millrace.executor.training.orders import Supervision
 from millrace.simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
@@ -78,9 +79,8 @@ def test_prediction_and_measurement_are_joined(backend, traced, monkeypatch):
     emulate_gpus(monkeypatch)
     plan, _, actors = planned("llama", "fp32", SPLIT)
     told = []
-    measured = on_gpu(
-        plan, STEPS, trace=True, backend=backend, progress=lambda *progress: told.append(progress)
-    )
+    watched = Supervision(progress=lambda *progress: told.append(progress))
+    measured = on_gpu(plan, STEPS, trace=True, backend=backend, supervision=watched)
     assert told == list(enumerate(measured.losses))
     assert measured.backend == "cupy"
     assert measured.ranks == actors.ranks
