@@ -13,6 +13,7 @@ many left nothing, and how many went on to equal bits.
 """
 
 import random
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +39,8 @@ def main(
     """Draw trials, carry them out, and print what came of them."""
     if kind is not None and kind not in KINDS:
         raise SystemExit(f"--kind {kind}: choose one of {', '.join(KINDS)}")
+    # A shell's background jobs, and all that they start, ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="faults-")))
         network: NetworkHosts | None = None

@@ -129,13 +129,16 @@ def _kill_agent(target: Target) -> Undo:
     return lambda: None
 
 
+RANK = "millrace: rank {rank}"  # how the message that ends a run begins
+MOVED = "on rank {rank} moved most"  # what is said of a slow one
+
 KINDS = {
-    "killed": RunFault(harm=_signalled(signal.SIGKILL), names="rank {rank}"),
-    "stopped": RunFault(harm=_signalled(signal.SIGSTOP), names="rank {rank}", stalls=True),
-    "exception": RunFault(harm=_signalled(signal.SIGINT), names="rank {rank}"),
+    "killed": RunFault(harm=_signalled(signal.SIGKILL), names=RANK),
+    "stopped": RunFault(harm=_signalled(signal.SIGSTOP), names=RANK, stalls=True),
+    "exception": RunFault(harm=_signalled(signal.SIGINT), names=RANK),
     "full disk": RunFault(harm=_fill, names="no space left on device", ends=False),
     "cut link": RunFault(harm=_cut, names="host `{host}`", stalls=True, of_hosts=True),
-    "slow rank": RunFault(harm=_slow, names="rank {rank}", ends=False),
+    "slow rank": RunFault(harm=_slow, names=MOVED, ends=False),
     "command": RunFault(harm=_kill_command, names=None),
     "launcher": RunFault(harm=_kill_agent, names="host `{host}`", of_hosts=True),
 }

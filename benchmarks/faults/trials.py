@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.executor.namespaces import NetworkHost, NetworkHosts
 from benchmarks.faults.harmed_runs import EVERY, STEPS, HarmedRun, finished, run_command
-from benchmarks.faults.harms import KINDS, RunFault, Target
+from benchmarks.faults.harms import KINDS, MOVED, RunFault, Target
 from millrace.executor.values.checkpoint import checkpoints_in
 from millrace.executor.values.manifest import step_of
 
@@ -21,6 +21,7 @@ END_S_MAX = 10.0  # in which all ranks stop after a fault that somebody notices
 HANG_S = 120.0  # after which a run that hangs is ended here
 CLEAN_S_MAX = 10.0
 DISK_BYTES = 200 * 2**20
+RESTARTED = "(restart 1 of 1)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +145,14 @@ def outcome_of(trial: Trial, folder: Path, network: NetworkHosts | None) -> Outc
         said = errors.read_text(errors="replace")
         name = scene.hosts[_host_of(trial)].name if scene.hosts else ""
         expected = fault.names and fault.names.format(rank=trial.rank, host=name)
-        was_late = code == 0 and fault.ends and not trial.restarts  # the run was over before
+        # The run was over before, or its rank, still starting, ignored an interrupt.
+        was_lost = code == 0 and fault.ends and RESTARTED not in said
         return Outcome(
             trial=trial,
             ended_s=ended_s,
             is_in_time=is_in_time,
             code=code,
-            is_named=None if expected is None or was_late else _names(said, expected, fault),
+            is_named=None if expected is None or was_lost else _names(said, expected, fault),
             left=left,
             is_equal=_goes_on_equally(trial, scene, code),
             said=said.strip().splitlines()[-1] if said.strip() else "",
@@ -240,9 +242,10 @@ def _over(process: "subprocess.Popen[bytes]", errors: Path, trial: Trial) -> Cal
     def is_over() -> bool:
         if process.poll() is not None:
             return True
-        if trial.kind == "slow rank" and f"rank {trial.rank}".encode() in errors.read_bytes():
+        said = errors.read_text(errors="replace")
+        if trial.kind == "slow rank" and MOVED.format(rank=trial.rank) in said:
             return True
-        return trial.restarts and b"(restart 1 of 1)" in errors.read_bytes()
+        return trial.restarts and RESTARTED in said
 
     return is_over
 
