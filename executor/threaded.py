@@ -7,7 +7,7 @@ back through `done`. One lock serialises the protocol; no lock is held while wor
 """
 
 import threading
-from collections import deque
+from queue import SimpleQueue
 from time import perf_counter_ns, thread_time_ns
 from typing import Protocol as Interface
 
@@ -72,9 +72,8 @@ class RankDriver:
             -1 if actor.meeting is not None else lanes.index(actor.queues[0])
             for actor in program.actors
         ]
-        self._ready: list[deque[Fire]] = [deque() for _ in lanes]
-        self._wakes = [threading.Condition(self._lock) for _ in lanes]
-        self._idle = threading.Condition(self._lock)
+        self._ready: list[SimpleQueue[Fire | None]] = [SimpleQueue() for _ in lanes]
+        self._ended = threading.Event()
         self._threads = [
             threading.Thread(
                 target=self._serve,
@@ -94,9 +93,7 @@ class RankDriver:
 
     def join(self) -> None:
         """Wait until every firing has completed, or until the driver is stopped."""
-        with self._lock:
-            while not (self._stopped or self._protocol.finished):
-                self._idle.wait()
+        self._ended.wait()
         for thread in self._threads:
             thread.join()
         self._run_queue.close()
@@ -105,7 +102,7 @@ class RankDriver:
         """Start nothing more; work that is under way ends by itself."""
         with self._lock:
             self._stopped = True
-            self._wake_all()
+            self._end()
 
     @property
     def finished(self) -> bool:
@@ -114,23 +111,23 @@ class RankDriver:
 
     def _serve(self, lane: int) -> None:
         """Body of a lane's thread."""
-        run, lock, board = self._work.run, self._lock, self._board
+        run, lock, board, ready = self._work.run, self._lock, self._board, self._ready[lane]
         fire: Fire | None = None
         start_ns = end_ns = cpu_ns = queued_ns = 0
         run_queue = RunQueueWaits()
         try:
             while True:
-                with lock:
-                    if fire is not None:
+                if fire is not None:
+                    with lock:
                         self._completed(fire, start_ns, end_ns, cpu_ns, queued_ns)
-                    queued_ns = 0
-                    if not self._ready[lane] and self._recorder.spans:
-                        run_queue.lap_ns()
-                        fire = self._next(lane)
-                        queued_ns = run_queue.lap_ns() or 0
-                    else:
-                        fire = self._next(lane)
-                if fire is None:
+                queued_ns = 0
+                if self._recorder.spans and ready.empty():
+                    run_queue.lap_ns()
+                    fire = ready.get()
+                    queued_ns = run_queue.lap_ns() or 0
+                else:
+                    fire = ready.get()
+                if fire is None or self._stopped:
                     run_queue.close()
                     return
                 if board is not None:
@@ -143,13 +140,6 @@ class RankDriver:
         except BaseException as error:
             self.stop()
             self._failed(self.rank, fire, error)
-
-    def _next(self, lane: int) -> Fire | None:
-        """Wait for the lane's next command; None when there is no more; holds the lock."""
-        ready = self._ready[lane]
-        while not (ready or self._stopped or self._protocol.finished):
-            self._wakes[lane].wait()
-        return ready.popleft() if ready and not self._stopped else None
 
     def _done(self, fire: Fire) -> None:
         """Take note that a meeting's data has moved (called by the communicator)."""
@@ -170,7 +160,7 @@ class RankDriver:
         self._recorder.record(fire.actor, fire.firing, start_ns, end_ns, cpu_ns, queued_ns)
         self._dispatch(self._protocol.completed(fire.actor))
         if self._protocol.finished:
-            self._wake_all()
+            self._end()
 
     def _dispatch(self, fires: list[Fire]) -> None:
         """Hand each command to its lane or to the communicator; holds the lock."""
@@ -182,10 +172,11 @@ class RankDriver:
                 self._posted_ns[fire.actor] = perf_counter_ns()
                 self._communicator.post(self.rank, fire, self._done)
             else:
-                self._ready[lane].append(fire)
-                self._wakes[lane].notify()
+                self._ready[lane].put(fire)
             fires.extend(self._protocol.issued(fire.actor))
 
-    def _wake_all(self) -> None:
-        for wake in (*self._wakes, self._idle):
-            wake.notify_all()
+    def _end(self) -> None:
+        """Let the lanes' threads end once they have done what they are at."""
+        for ready in self._ready:
+            ready.put(None)
+        self._ended.set()

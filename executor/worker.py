@@ -21,7 +21,7 @@ from millrace.executor.supervision.rank_board import RankBoard, board_path
 from millrace.executor.threaded import RankDriver, RankWork
 from millrace.executor.transport.communicator import Communicator
 from millrace.executor.transport.mpi import World, join_world
-from millrace.executor.transport.network import open_communicator
+from millrace.executor.transport.rank_communicator import RankCommunicator
 from millrace.executor.transport.shared import SharedMemory, share_memory
 from millrace.executor.transport.stand_in import StandInCommunicator
 from millrace.executor.values.loading import load_values, run_state
@@ -91,7 +91,7 @@ def run_rank(
     if alone:
         communicator = StandInCommunicator(memory)
     else:
-        communicator = open_communicator(memory.graph, memory, world, shared)
+        communicator = RankCommunicator(memory.graph, memory, world, shared)
     recorder = Recorder(program, steps, spans=spans, step_done=step_done, step_log=step_log)
     driver = RankDriver(
         program,

@@ -19,7 +19,7 @@ from benchmarks.executor.meeting_graphs import meeting_graph
 from millrace.executor.processes import bind_to_cores
 from millrace.executor.rank import RankMemory
 from millrace.executor.transport.mpi import SEGMENTS, World, join_world
-from millrace.executor.transport.network import open_communicator
+from millrace.executor.transport.rank_communicator import RankCommunicator
 from millrace.executor.transport.shared import share_memory
 from millrace.executor.worker import be_rank, give_up
 from millrace.planner.actors.protocol import Fire
@@ -45,7 +45,7 @@ def transport_way(world: World, size_bytes: int, folder: Path) -> Iterator[Reduc
     shared = share_memory(graph, world)
     assert shared is not None, "ranks of one host share memory on Linux alone"
     memory = RankMemory(graph, world.rank, shared.blocks[world.rank])
-    communicator = open_communicator(graph, memory, world, shared)
+    communicator = RankCommunicator(graph, memory, world, shared)
     done = threading.Semaphore(0)
     firing = 0
 

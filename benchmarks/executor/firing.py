@@ -5,7 +5,8 @@ Run `python -m benchmarks.executor.firing` from the root of the repository; ten 
 Prints how long a firing takes where actors do nothing: a ring on one rank, each actor of which
 waits for the one before it, in the driver of a run, with spans recorded and without. Then the step
 of a pipeline of four ranks whose ops sleep for so many milliseconds (so that they need no core, of
-which there may be fewer), beside what 1F1B would take if firings and messages took no time.
+which there may be fewer), beside what 1F1B would take if ops were as long as they were in the
+median, and firings and messages took no time.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ from threading import get_ident
 from time import perf_counter_ns, sleep
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from benchmarks.executor.meeting_graphs import one_f_one_b, op_ends, pipeline_graph
@@ -57,13 +59,16 @@ class SleepingWork:
     def __init__(self, op_ms: float) -> None:
         self._op_s = op_ms * 1e-3
         self._prompt: set[int] = set()
+        self.slept_ns: list[int] = []
 
     def run(self, fire: Fire) -> None:
         """Sleep; Linux may wake a thread so much later as it says, by default 50 µs."""
         if get_ident() not in self._prompt:
             self._prompt.add(get_ident())
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
+        start_ns = perf_counter_ns()
         sleep(self._op_s)
+        self.slept_ns.append(perf_counter_ns() - start_ns)
 
 
 def firing_us(*, spans: bool) -> float:
@@ -92,16 +97,17 @@ def _failed(rank: int, fire: Fire | None, error: BaseException) -> None:
     raise error
 
 
-def pipeline_step_ms(op_ms: float, microbatches: int) -> float:
-    """Milliseconds of a step of the slowest rank; the median of some steps."""
+def pipeline_ms(op_ms: float, microbatches: int) -> tuple[float, float]:
+    """Milliseconds of a step of the slowest rank, and of an op: medians of some steps."""
     with TemporaryDirectory(prefix="millrace-firing-") as name:
         folder = Path(name)
         (folder / "ops").write_text(f"{op_ms} {microbatches}")
         run_ranks("benchmarks.executor.firing", STAGES, folder)
         ends_ns = [load_recording(folder / f"{rank}.npz").step_end_ns for rank in range(STAGES)]
+        slept_ns = [ns for rank in range(STAGES) for ns in np.load(folder / f"{rank}.npy")]
     last_ns = [max(times) for times in zip(*ends_ns, strict=True)]
     steps_ns = [after - before for before, after in pairwise(last_ns)]
-    return float(median(steps_ns[1:])) / 1e6
+    return float(median(steps_ns[1:])) / 1e6, float(median(slept_ns)) / 1e6
 
 
 def ideal_step_ms(op_ms: float, microbatches: int) -> float:
@@ -121,6 +127,7 @@ def live(folder: Path) -> None:
     work = SleepingWork(op_ms)
     recording = run_rank(memory, work, world, folder, shared=shared, steps=STEPS, spans=False)
     recording.save(folder / f"{world.rank}.npz")
+    np.save(folder / f"{world.rank}.npy", work.slept_ns)
     world.barrier()
 
 
@@ -132,10 +139,12 @@ def main(
     for spans in (False, True):
         words = "with spans recorded" if spans else "without spans"
         print(f"firing of an empty actor, {words}: {firing_us(spans=spans):.1f} µs")
-    step_ms, ideal_ms = pipeline_step_ms(op_ms, microbatches), ideal_step_ms(op_ms, microbatches)
+    step_ms, slept_ms = pipeline_ms(op_ms, microbatches)
+    ideal_ms = ideal_step_ms(slept_ms, microbatches)
     print(
-        f"pipeline of {STAGES} ranks, {microbatches} microbatches, ops of {op_ms:g} ms: step "
-        f"{step_ms:.1f} ms, ideal {ideal_ms:.1f} ms, {step_ms / ideal_ms - 1:+.1%}"
+        f"pipeline of {STAGES} ranks, {microbatches} microbatches, ops of {op_ms:g} ms, which took "
+        f"{slept_ms:.2f}: step {step_ms:.1f} ms, ideal {ideal_ms:.1f} ms, "
+        f"{step_ms / ideal_ms - 1:+.1%}"
     )
 
 

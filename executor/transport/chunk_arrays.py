@@ -36,13 +36,14 @@ class ChunkArrays:
         The rank's arrays and exchanges.
     neighbour
         Called as `neighbour(fire, member, store, part, like)` for the register of a member on this
-        host, in the shape of `like`.
+        host, in the shape of `like`: the same array again for the same register.
     """
 
     def __init__(self, memory: RankArrays, neighbour: Neighbour) -> None:
         self._memory, self._neighbour = memory, neighbour
         self._moving: dict[int, _MeetingArrays] = {}
         self._free: list[Array] = []
+        self._views: dict[tuple[int, int], Array] = {}
 
     def begin(self, fire: Fire) -> None:
         """Take note of the firing of a meeting actor that is under way from now on."""
@@ -68,13 +69,18 @@ class ChunkArrays:
         sent, received = moving.sent, moving.received
         registers = sent if place.store is Store.SENT else received
         if place.member == moving.position:
-            array = registers[place.part]
+            register = registers[place.part]
         else:
             like = (registers or sent or received)[place.part]
-            array = self._neighbour(moving.fire, place.member, place.store, place.part, like)
-        cut = place.cut
-        array = block(array, cut.dim, cut.blocks, cut.block)
-        return (array.reshape(-1) if cut.flat else array)[place.region]
+            register = self._neighbour(moving.fire, place.member, place.store, place.part, like)
+        # Registers and routes last as long as this does.
+        view = self._views.get((id(register), id(place)))
+        if view is None:
+            cut = place.cut
+            view = block(register, cut.dim, cut.blocks, cut.block)
+            view = (view.reshape(-1) if cut.flat else view)[place.region]
+            self._views[id(register), id(place)] = view
+        return view
 
     def reduce(self, actor: int, step: Step) -> None:
         """Add up, or copy, what a step does."""

@@ -10,6 +10,8 @@ leave no file and end with their process.
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from select import select
+from socket import MSG_DONTWAIT
 
 _RING = b"!"
 
@@ -29,7 +31,7 @@ class Doorbell:
 
     def __init__(self, name: str, rank: int, neighbours: Iterable[int]) -> None:
         self._addresses = {other: _address(name, other) for other in neighbours}
-        # A second socket to send from: the first has a timeout, which senders must not wait for.
+        # A second socket to send from: who is rung for must never wait for a full queue.
         if self._addresses:
             self._addresses[rank] = _address(name, rank)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -50,12 +52,13 @@ class Doorbell:
 
     def wait(self, wait_s: float | None) -> None:
         """Wait until the bell has rung, or for `wait_s` seconds; all rings until then count."""
-        self._socket.settimeout(wait_s)
-        with suppress(TimeoutError, BlockingIOError):
+        if wait_s is None:
             self._socket.recv(1)
-            self._socket.settimeout(0)
+        elif wait_s > 0:  # a socket's own timeout counts in milliseconds
+            select([self._socket], (), (), wait_s)
+        with suppress(BlockingIOError):
             while True:
-                self._socket.recv(1)
+                self._socket.recv(1, MSG_DONTWAIT)
 
     def close(self) -> None:
         """Close the sockets."""

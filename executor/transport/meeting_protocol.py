@@ -29,6 +29,16 @@ class _Followers:
     needed_by: tuple[tuple[int, ...], ...]
     before: tuple[tuple[int, ...], ...]
     short: tuple[int, ...]  # how many steps each waits for
+    first: tuple[int, ...]  # the steps that wait for none
+    last: int  # the step that is the end
+
+
+class _UnderWay(NamedTuple):
+    """A meeting under way: how many steps each step still waits for, and which have begun."""
+
+    followers: _Followers
+    short: list[int]
+    begun: set[int]
 
 
 class MeetingProtocol:
@@ -43,13 +53,12 @@ class MeetingProtocol:
     def __init__(self, routes: Mapping[int, Sequence[Step]]) -> None:
         self.routes = routes
         self._followers: dict[int, _Followers] = {}
-        self._short: dict[int, list[int]] = {}  # of the meetings under way
-        self._under_way: dict[int, set[int]] = {}
+        self._meetings: dict[int, _UnderWay] = {}
 
     @property
     def idle(self) -> bool:
         """True if no meeting is under way."""
-        return not self._short
+        return not self._meetings
 
     def posted(self, actor: int) -> list[Begin]:
         """Take note that a meeting may begin; returns the steps that can.
@@ -59,13 +68,13 @@ class MeetingProtocol:
         ProtocolError
             It is under way already.
         """
-        if actor in self._short:
+        if actor in self._meetings:
             raise ProtocolError(f"meeting actor {actor} was posted again before it was over")
-        if actor not in self._followers:
-            self._followers[actor] = _followers(self.routes[actor])
-        short = self._short[actor] = list(self._followers[actor].short)
-        self._under_way[actor] = set()
-        return self._begun(actor, [step for step, count in enumerate(short) if not count])
+        followers = self._followers.get(actor)
+        if followers is None:
+            followers = self._followers[actor] = _followers(self.routes[actor])
+        meeting = self._meetings[actor] = _UnderWay(followers, list(followers.short), set())
+        return _begun(actor, meeting, list(followers.first))
 
     def over(self, actor: int, step: int) -> list[Begin]:
         """Take note that a step is over; returns those that can begin now.
@@ -77,37 +86,37 @@ class MeetingProtocol:
         ProtocolError
             The step had not begun, or was over before.
         """
-        under_way = self._under_way.get(actor, set())
-        if step not in under_way:
+        meeting = self._meetings.get(actor)
+        if meeting is None or step not in meeting.begun:
             raise ProtocolError(f"meeting actor {actor}: step {step} was over before it began")
-        under_way.remove(step)
-        if self.routes[actor][step].do is Do.END:
-            del self._short[actor], self._under_way[actor]
+        followers, short, begun = meeting
+        begun.remove(step)
+        if step == followers.last:
+            del self._meetings[actor]
             return []
-        return self._begun(actor, self._relieved(actor, self._followers[actor].needed_by[step]))
-
-    def _begun(self, actor: int, steps: list[int]) -> list[Begin]:
-        """Begin steps, and those that wait for no more than their beginning."""
-        before = self._followers[actor].before
-        for step in steps:  # grows while it is walked
-            if before[step]:
-                steps += self._relieved(actor, before[step])
-        self._under_way[actor].update(steps)
-        return [Begin(actor, step) for step in steps]
-
-    def _relieved(self, actor: int, steps: Sequence[int]) -> list[int]:
-        """Steps that wait for nothing more, once they wait for one thing less."""
-        short = self._short[actor]
         ready = []
-        for step in steps:
-            left = short[step] = short[step] - 1
-            if not left:
-                ready.append(step)
-        return ready
+        for follower in followers.needed_by[step]:
+            short[follower] -= 1
+            if not short[follower]:
+                ready.append(follower)
+        return _begun(actor, meeting, ready) if ready else []
 
     def under_way(self) -> list[Begin]:
         """Steps that have begun and are not over."""
-        return [Begin(actor, step) for actor in self._short for step in self._under_way[actor]]
+        return [Begin(actor, step) for actor, m in self._meetings.items() for step in m.begun]
+
+
+def _begun(actor: int, meeting: _UnderWay, steps: list[int]) -> list[Begin]:
+    """Begin steps, and those that wait for no more than their beginning."""
+    (followers, short, begun), commands = meeting, []
+    for step in steps:  # grows while it is walked
+        begun.add(step)
+        commands.append(Begin(actor, step))
+        for later in followers.before[step]:
+            short[later] -= 1
+            if not short[later]:
+                steps.append(later)
+    return commands
 
 
 def _followers(route: Sequence[Step]) -> _Followers:
@@ -118,8 +127,11 @@ def _followers(route: Sequence[Step]) -> _Followers:
             needed_by[need].append(number)
         if step.after >= 0:
             before[step.after].append(number)
+    short = tuple(len(step.needs) + (step.after >= 0) for step in route)
     return _Followers(
         tuple(map(tuple, needed_by)),
         tuple(map(tuple, before)),
-        tuple(len(step.needs) + (step.after >= 0) for step in route),
+        short,
+        tuple(number for number, count in enumerate(short) if not count),
+        next(number for number, step in enumerate(route) if step.do is Do.END),
     )

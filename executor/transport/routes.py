@@ -14,7 +14,7 @@ from whom. A step needs others to be over, and messages between two members are 
 in the order of the steps, so that they need no number. Nothing here knows arrays, MPI or time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -35,6 +35,8 @@ from millrace.executor.transport.reductions import Span, spans_of
 WINDOW = 4  # chunks under way between two members in one direction of a meeting
 JOIN, HAND_ON = 0, 1  # streams: of what is to be reduced, and of pieces
 
+_Steps = tuple[int, ...]
+
 
 class Do(IntEnum):
     """Kind of a step: what its member does, or waits for."""
@@ -42,8 +44,8 @@ class Do(IntEnum):
     SEND = 0  # a place, to a member
     RECEIVE = 1  # a place, from a member
     REDUCE = 2  # several places into one
-    TELL = 3  # the members of this host a word
-    HEAR = 4  # it from all of them
+    TELL = 3  # members of this host a word
+    HEAR = 4  # one from members of this host
     END = 5
 
 
@@ -78,13 +80,13 @@ class Step(NamedTuple):
     """Step of a route.
 
     `needs` are the steps that are over before it begins, `after` is one that has begun (-1: none).
-    `peer` is a member's position, `stream` tells messages between two members apart.
+    `peers` are positions of members, `stream` tells messages between two members apart.
     """
 
     do: Do
     needs: tuple[int, ...] = ()
     after: int = -1
-    peer: int = -1
+    peers: tuple[int, ...] = ()
     stream: int = 0
     word: Word = Word.CAME
     target: Place | None = None
@@ -97,6 +99,8 @@ def route(
     party: Party, *, chunk_bytes: int = CHUNK_BYTES, small_bytes: int = SMALL_BYTES
 ) -> tuple[Step, ...]:
     """Steps of one member of a meeting, each behind those that it needs.
+
+    If members of its host read what it sends, the first step tells them that it has come.
 
     Parameters
     ----------
@@ -115,6 +119,21 @@ def route(
 def _place(store: Store, piece: Piece, member: int, chunk: Index | None = None) -> Place:
     cut = piece.sent if store is Store.SENT else piece.received
     return Place(store, piece.part, member, cut, piece.region if chunk is None else chunk)
+
+
+class _RegisterRead(NamedTuple):
+    """Reading of a register: the member that reads it, and the one whose it is."""
+
+    reader: int
+    giver: int
+
+
+def _readers(reads: Collection[_RegisterRead], giver: int) -> tuple[int, ...]:
+    return tuple(sorted(read.reader for read in reads if read.giver == giver))
+
+
+def _givers(reads: Collection[_RegisterRead], reader: int) -> tuple[int, ...]:
+    return tuple(sorted(read.giver for read in reads if read.reader == reader))
 
 
 @dataclass(slots=True)
@@ -152,30 +171,53 @@ class _Writer:
 
     def steps(self, pieces: Sequence[Piece]) -> tuple[Step, ...]:
         """Write all steps."""
-        has_neighbours = len(self._neighbours) > 1
-        if has_neighbours:
-            told = self._add(Step(Do.TELL, word=Word.CAME))
-            self._came = (self._add(Step(Do.HEAR, (told,), word=Word.CAME)),)
+        reads = self._reads_of_sent(pieces)
+        copies = self._reads_of_received(pieces)
+        self._tell(Word.CAME, _readers(reads, self._me))
+        self._came = self._hear(Word.CAME, _givers(reads, self._me))
         for piece in pieces:
             self._move(piece)
-        if has_neighbours:
-            self._share(pieces)
+        told = self._tell(Word.REDUCED, _readers(copies, self._me), self._placed)
+        heard = self._hear(Word.REDUCED, _givers(copies, self._me), told)
+        for piece in pieces:
+            if self._is_copied(piece) and self._me in piece.receivers:
+                holder = self._holder(piece, self._here)
+                if self._me != holder:
+                    self._copy(piece, _place(Store.RECEIVED, piece, holder), heard)
+        told = self._tell(Word.READ, _givers(reads | copies, self._me), self._reads)
+        self._hear(Word.READ, _readers(reads | copies, self._me), told)
         self._add(Step(Do.END, tuple(range(len(self._steps)))))
         return tuple(self._steps)
 
-    def _share(self, pieces: Sequence[Piece]) -> None:
-        """Copy what neighbours have by now, and part with them."""
-        copied = [piece for piece in pieces if self._is_copied(piece)]
-        if copied:
-            told = self._add(Step(Do.TELL, tuple(self._placed), word=Word.REDUCED))
-            heard = self._add(Step(Do.HEAR, (told,), word=Word.REDUCED))
-            for piece in copied:
-                holder = self._holder(piece, self._here)
-                if self._me in piece.receivers and self._me != holder:
-                    self._copy(piece, _place(Store.RECEIVED, piece, holder), (heard,))
-        told = self._add(Step(Do.TELL, (*self._came, *self._reads), word=Word.READ))
-        if any(piece.owner == self._me or piece.reduces for piece in pieces):  # others read here
-            self._add(Step(Do.HEAR, (told,), word=Word.READ))
+    def _tell(self, word: Word, peers: tuple[int, ...], needs: Sequence[int] = ()) -> _Steps:
+        return (self._add(Step(Do.TELL, tuple(needs), peers=peers, word=word)),) if peers else ()
+
+    def _hear(self, word: Word, peers: tuple[int, ...], needs: _Steps = ()) -> _Steps:
+        return (self._add(Step(Do.HEAR, needs, peers=peers, word=word)),) if peers else ()
+
+    def _reads_of_sent(self, pieces: Sequence[Piece]) -> set[_RegisterRead]:
+        """Members of this host that read what others of it send."""
+        reads: set[_RegisterRead] = set()
+        for piece in pieces:
+            is_here = self._party.hosts[piece.owner] == self._here
+            if piece.reduces:
+                reader = piece.owner if is_here else self._party.speaker(self._here, piece.number)
+                reads.update(_RegisterRead(reader, giver) for giver in self._neighbours)
+            elif is_here:
+                receivers = set(piece.receivers) & set(self._neighbours)
+                reads.update(_RegisterRead(reader, piece.owner) for reader in receivers)
+        return {read for read in reads if read.reader != read.giver}
+
+    def _reads_of_received(self, pieces: Sequence[Piece]) -> set[_RegisterRead]:
+        """Members of this host that copy what others of it have received."""
+        return {
+            _RegisterRead(reader, holder)
+            for piece in pieces
+            if self._is_copied(piece)
+            for holder in (self._holder(piece, self._here),)
+            for reader in piece.receivers
+            if reader in self._neighbours and reader != holder
+        }
 
     def _is_copied(self, piece: Piece) -> bool:
         """True if a member of this host copies the piece from where another receives it."""
@@ -211,8 +253,7 @@ class _Writer:
             elif self._me in listeners:
                 self._listen(piece, chunk)
         if not piece.reduces and self._me in piece.receivers and hosts[piece.owner] == self._here:
-            needs = () if self._me == piece.owner else self._came
-            self._copy(piece, _place(Store.SENT, piece, piece.owner), needs)
+            self._copy(piece, _place(Store.SENT, piece, piece.owner), self._came)
 
     def _join(self, piece: Piece, chunk: Index, away: Sequence[int]) -> int:
         """Add up a chunk of a piece that this member has first."""
@@ -284,7 +325,7 @@ class _Writer:
         else:
             needs = (*needs, *messages.free)
         step = Step(
-            Do.SEND, needs, messages.last, messages.peer, messages.stream, sources=(source,)
+            Do.SEND, needs, messages.last, (messages.peer,), messages.stream, sources=(source,)
         )
         messages.last = self._add(step)
         return messages.last
@@ -304,7 +345,12 @@ class _Writer:
 
     def _receive(self, messages: _Stream, target: Place) -> int:
         step = Step(
-            Do.RECEIVE, messages.free, messages.last, messages.peer, messages.stream, target=target
+            Do.RECEIVE,
+            messages.free,
+            messages.last,
+            (messages.peer,),
+            messages.stream,
+            target=target,
         )
         messages.last = self._add(step)
         return messages.last

@@ -35,6 +35,9 @@ CASES: list[Case] = [
      [(ROWS, COLUMNS), (ROWS,), (ROWS,)], {}),
     ("rms_norm", "a b!, b! -> a b!, a", [(ROWS, COLUMNS), (COLUMNS,)],
      [(ROWS, COLUMNS), (ROWS,)], {}),
+    *(("rotary", "b t h d! -> b t h d!", [(2, 80, 4, 48)], [(2, 80, 4, 48)],
+       {"dims": 32, "base": 10000.0, "interleaved": interleaved, "inverse": False})
+      for interleaved in (False, True)),
     ("attention", "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r", HEADS,
      [HEADS[0], HEADS[0][:-1]], {"causal": True}),
     ("conv", "b y! x! c, n q! p! c -> b j! i! n", [HALF[1], (32, 3, 3, 32)], [(*HALF[0][:3], 32)],

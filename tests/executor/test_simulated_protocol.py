@@ -36,9 +36,11 @@ def test_a_seed_gives_one_trace(dies: bool) -> None:
     assert first.digest != SeededRun(graph, 4, dies=dies).run().digest
 
 
-def party(position: int, hosts: tuple[int, ...], size: int = 2**20) -> Party:
+def party(
+    position: int, hosts: tuple[int, ...], size: int = 2**20, kind: str = "all_reduce"
+) -> Party:
     return Party(
-        kind="all_reduce",
+        kind=kind,
         reduction="sum",
         position=position,
         hosts=hosts,
@@ -66,12 +68,29 @@ def test_an_all_reduce_crosses_the_network_twice_for_each_host_however_many_rank
     assert sent_bytes((0, 0, 0)) == {0: 0}
 
 
+def test_words_go_to_those_alone_who_wait_for_them() -> None:
+    def words(position: int, hosts: tuple[int, ...], kind: str) -> list[tuple[str, str, object]]:
+        steps = route(party(position, hosts, kind=kind))
+        spoken = [step for step in steps if step.do in (Do.TELL, Do.HEAR)]
+        return [(step.do.name, step.word.name, step.peers) for step in spoken]
+
+    assert words(0, (0, 0), "send") == [("TELL", "CAME", (1,)), ("HEAR", "READ", (1,))]
+    assert words(1, (0, 0), "recv") == [("HEAR", "CAME", (0,)), ("TELL", "READ", (0,))]
+    assert words(0, (0, 1), "send") == words(1, (0, 1), "recv") == []
+    assert words(1, (0, 0, 0), "rotate") == [
+        ("TELL", "CAME", (2,)),
+        ("HEAR", "CAME", (0,)),
+        ("TELL", "READ", (0,)),
+        ("HEAR", "READ", (2,)),
+    ]
+
+
 def test_messages_between_two_members_begin_in_the_order_of_the_route() -> None:
     steps = route(party(0, (0, 1, 2)))
     streams: dict[tuple[Do, int, int], list[int]] = {}
     for number, step in enumerate(steps):
         if step.do in (Do.SEND, Do.RECEIVE):
-            streams.setdefault((step.do, step.peer, step.stream), []).append(number)
+            streams.setdefault((step.do, step.peers[0], step.stream), []).append(number)
     assert len(streams) == 8
     for numbers in streams.values():
         assert steps[numbers[0]].after == -1

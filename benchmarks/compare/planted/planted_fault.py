@@ -1,6 +1,6 @@
 """Faults that a rank plants into itself: slower kernels, or later meetings of one link."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import sleep, thread_time_ns
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from millrace.executor import rank as rank_module
 from millrace.executor.kernels import Kernel, KernelContext
-from millrace.executor.transport import shared
-from millrace.planner.actors.protocol import Fire
+from millrace.executor.transport.chunk_arrays import ChunkArrays
+from millrace.executor.transport.routes import Step
 
 LANE_ITEMS = 16_384  # NumPy lets other threads run while it multiplies so many
 
@@ -59,20 +59,16 @@ def _slow_kernels(slowed: Callable[[KernelContext], bool], factor: float) -> Non
 
 def _delay_meetings(rank: int, link: tuple[int, ...], delay_s: float) -> None:
     """Let meetings over a link wait once all members are there; the second rank does."""
-    communicator = shared.SharedCommunicator
-    original = communicator._parts
+    original = ChunkArrays.reduce
+    delayed: dict[int, int] = {}  # last firing by meeting actor
 
-    def parts(self: Any, fire: Fire) -> Iterator[None]:
-        exchange = self._memory.exchanges[fire.actor][0]
+    def reduce(self: ChunkArrays, actor: int, step: Step) -> None:
+        exchange, firing = self._memory.exchanges[actor][0], self.fire(actor).firing
         transfer = exchange.kind in ("send", "recv")
-        if rank == link[1] and (
-            (exchange.kind == "recv" and exchange.members == link)
-            or (not transfer and set(link) <= set(exchange.members))
-        ):
-            seat = self._seats[fire.actor]
-            while not seat.all_others(shared.CAME, fire.firing):
-                yield
+        is_over_link = exchange.members == link if transfer else set(link) <= set(exchange.members)
+        if rank == link[1] and is_over_link and delayed.get(actor) != firing:
+            delayed[actor] = firing
             sleep(delay_s)
-        yield from original(self, fire)
+        original(self, actor, step)
 
-    communicator._parts = parts  # type: ignore[method-assign]
+    ChunkArrays.reduce = reduce  # type: ignore[method-assign]

@@ -267,10 +267,9 @@ class SeededRun:
         exchange, fire = self._meeting(state, begin)
         state.words[exchange.key, step.word] = fire.firing + 1
         self._later(state, lambda: self._over(state, begin))
-        for member in exchange.members:
-            other = self.ranks[member]
-            if self._hosts[member] == self._hosts[state.rank]:
-                self._later(other, self._listens(other))
+        for peer in step.peers:
+            other = self.ranks[exchange.members[peer]]
+            self._later(other, self._listens(other))
 
     def _hears(self, state: _Rank, begin: Begin, step: Step) -> None:
         state.hearing.add(begin)
@@ -280,9 +279,9 @@ class SeededRun:
         def listen() -> None:
             for begin in sorted(state.hearing):
                 exchange, fire = self._meeting(state, begin)
-                word = state.routes[begin.actor][begin.step].word
-                here = [m for m in exchange.members if self._hosts[m] == self._hosts[state.rank]]
-                if all(self.ranks[m].words[exchange.key, word] > fire.firing for m in here):
+                step = state.routes[begin.actor][begin.step]
+                peers = [self.ranks[exchange.members[peer]] for peer in step.peers]
+                if all(peer.words[exchange.key, step.word] > fire.firing for peer in peers):
                     state.hearing.remove(begin)
                     self._over(state, begin)
 
@@ -292,7 +291,7 @@ class SeededRun:
         exchange, _ = self._meeting(state, begin)
         array = state.arrays.array(begin.actor, step.sources[0])
         self._require_row(array, state, begin)
-        peer = exchange.members[step.peer]
+        peer = exchange.members[step.peers[0]]
         link = state.rank, peer, exchange.key, step.stream
         # MPI matches messages of a link in their order, however late each of them is.
         before = self._sent.setdefault(link, deque())
@@ -305,7 +304,7 @@ class SeededRun:
         array = state.arrays.array(begin.actor, step.target)
         self._require_row(array, state, begin)
         array.fill(POISON)
-        link = exchange.members[step.peer], state.rank, exchange.key, step.stream
+        link = exchange.members[step.peers[0]], state.rank, exchange.key, step.stream
         self._awaited.setdefault(link, deque()).append(_Message(state.rank, begin, array, 0))
         self._later(state, lambda: self._match(link))
 
@@ -366,8 +365,9 @@ class SeededRun:
             exchange = state.memory.exchanges[fire.actor][0]
             other = self.ranks[exchange.members[member]]
             firing, sent, received = other.registers[exchange.key]
+            word = Word.CAME if store is Store.SENT else Word.REDUCED
             self._require(
-                other.words[exchange.key, Word.CAME] > fire.firing == firing,
+                other.words[exchange.key, word] > fire.firing == firing,
                 state,
                 fire,
                 f"reads of rank {other.rank}, which is not there",

@@ -48,6 +48,7 @@ SIGNATURES = {
     "rms_norm": "ppppnnf",
     "rms_norm_grad_input": "pppppnn",
     "rms_norm_grad_weight": "ppppnn",
+    "rotary": "ppppnnnnnn",
     "scale": "ppnf",
     "silu": "ppn",
     "silu_grad": "pppn",

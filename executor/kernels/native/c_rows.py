@@ -1,10 +1,13 @@
-"""Factories of norms and of cross-entropy, row by row."""
+"""Factories of norms, of rotary positions and of cross-entropy, row by row."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from millrace.executor.kernels.chunks import rows_of
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
 from millrace.executor.kernels.native.c_library import function
+from millrace.executor.kernels.sequence.rotary import shape_and_turning
 
 NORMS = ("layer_norm", "rms_norm")
 NORM_GRADIENTS = (
@@ -34,6 +37,20 @@ def norm_gradient(context: KernelContext) -> Kernel:
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run(*(array.ctypes.data for array in (*inputs, *outputs)), rows, columns)
+
+    return kernel
+
+
+def rotary(context: KernelContext) -> Kernel:
+    """Kernel of pairs of features, turned by the angle of their position."""
+    run = function("rotary")
+    shape, turning = shape_and_turning(context)
+    cosines, sines = (table.astype(np.float32) for table in turning.tables())
+    sizes = (*shape, turning.dims // 2, int(bool(context.attributes["interleaved"])))
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        arrays = (inputs[0], outputs[0], cosines, sines)
+        run(*(array.ctypes.data for array in arrays), *sizes)
 
     return kernel
 

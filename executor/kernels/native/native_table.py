@@ -20,6 +20,7 @@ NATIVE: dict[str, NativeFactory] = {
     "attention_grad": c_attention.attention,
     "cross_entropy": c_rows.cross_entropy,
     "cross_entropy_grad": c_rows.cross_entropy_grad,
+    "rotary": c_rows.rotary,
     "scale": c_pointwise.scale,
     "squared_sum": c_optimizer.squared_sum,
     "sum": c_pointwise.sum_,

@@ -1,4 +1,4 @@
-/* Norms and cross-entropy of rows. */
+/* Norms, rotary positions and cross-entropy of rows. */
 
 #include "arithmetic.h"
 
@@ -125,6 +125,34 @@ void rms_norm_grad_weight(const float *dy, const float *x, const float *rstds, f
                 gammas[c - begin] += dy[r * columns + c] * x[r * columns + c] * rstds[r];
         for (size c = begin; c < end; c++)
             dgamma[c] = gammas[c - begin];
+    }
+}
+
+/* x [outer, positions, inner, columns]: the pairs (c, c + pairs), or (2 c, 2 c + 1) where they are
+   `interleaved`, turned by the angle of their position; columns behind them as they are. */
+void rotary(const float *x, float *y, const float *cosines, const float *sines, size outer,
+            size positions, size inner, size columns, size pairs, size interleaved)
+{
+    size rows = outer * positions * inner;
+    EACH_ROW
+    {
+        const float *row = x + r * columns;
+        const float *cosine = cosines + r / inner % positions * pairs;
+        const float *sine = sines + r / inner % positions * pairs;
+        float *out = y + r * columns;
+        if (interleaved)
+#pragma omp simd
+            for (size c = 0; c < pairs; c++) {
+                out[2 * c] = row[2 * c] * cosine[c] - row[2 * c + 1] * sine[c];
+                out[2 * c + 1] = row[2 * c + 1] * cosine[c] + row[2 * c] * sine[c];
+            }
+        else
+#pragma omp simd
+            for (size c = 0; c < pairs; c++) {
+                out[c] = row[c] * cosine[c] - row[c + pairs] * sine[c];
+                out[c + pairs] = row[c + pairs] * cosine[c] + row[c] * sine[c];
+            }
+        memcpy(out + 2 * pairs, row + 2 * pairs, (columns - 2 * pairs) * sizeof(float));
     }
 }
 

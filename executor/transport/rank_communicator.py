@@ -1,22 +1,23 @@
-"""Meetings of ranks on several hosts: by MPI's messages between hosts, in shared memory inside.
+"""Communicator of a rank: MPI's messages between hosts, shared memory inside.
 
 One thread per rank owns MPI while a run lasts. It carries out what the `MeetingProtocol` begins:
 it posts sends and receives of chunks and tests them all, adds up chunks that have come while others
-travel, and reads its neighbours' registers and words in shared memory. Waiting is polite, since
-ranks may be more than cores: some tests in a row after anything has moved, then sleeps that grow
-and end at once when a call is posted or a neighbour rings.
+travel, and reads its neighbours' registers and words in shared memory. Whoever posts a meeting
+tells the neighbours itself, so that a thread that can do nothing yet sleeps on.
+
+Waiting is polite, since ranks may be more than cores: for words, until a neighbour rings; for
+messages, some tests in a row after anything has moved, then sleeps that grow and end at once when a
+call is posted or a neighbour rings.
 """
 
 import os
 import threading
 from collections import deque
-from math import prod
 from time import perf_counter_ns
 from typing import Any
 
 from millrace.executor.transport.chunk_arrays import ChunkArrays, party_of
 from millrace.executor.transport.communicator import (
-    Communicator,
     Done,
     Failed,
     RankArrays,
@@ -24,41 +25,19 @@ from millrace.executor.transport.communicator import (
 )
 from millrace.executor.transport.meeting_protocol import Begin, MeetingProtocol
 from millrace.executor.transport.mpi import World
-from millrace.executor.transport.routes import Do, Step, Store, route
-from millrace.executor.transport.shared import (
-    RECV_AT,
-    SEND_AT,
-    SPIN_NS,
-    SharedCommunicator,
-    SharedMemory,
-    Words,
-)
-from millrace.models.arrays import Array
+from millrace.executor.transport.routes import Do, Step, route
+from millrace.executor.transport.shared import MeetingWords, SharedMemory
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.protocol import Fire
 
 SLEEP_S_MIN = 50e-6  # shorter sleeps take a tenth of a core per waiting rank
 SLEEP_S_MAX = 500e-6
+SPIN_NS = 50_000  # about what waking a sleeping thread takes
 RECHECK_S = 0.01  # rings are not lost in practice; this bounds the harm if one is
 
 
-def open_communicator(
-    graph: ActorGraph, memory: RankArrays, world: World, shared: SharedMemory | None
-) -> Communicator:
-    """Communicator of this rank: in shared memory alone where all ranks are on one host.
-
-    Parameters
-    ----------
-    graph, memory, world, shared
-        As for `NetworkCommunicator`.
-    """
-    if shared is not None and len(set(shared.hosts)) == 1:
-        return SharedCommunicator(graph, memory, world, shared)
-    return NetworkCommunicator(graph, memory, world, shared)
-
-
-class NetworkCommunicator:
-    """Meetings of one rank with ranks of any host.
+class RankCommunicator:
+    """Communicator of one rank, which meets ranks of any host.
 
     Parameters
     ----------
@@ -75,21 +54,23 @@ class NetworkCommunicator:
     def __init__(
         self, graph: ActorGraph, memory: RankArrays, world: World, shared: SharedMemory | None
     ) -> None:
-        self._memory, self._shared = memory, shared
+        self._memory = memory
         self._hosts = tuple(range(world.size)) if shared is None else shared.hosts
         self._numbers = meeting_keys(graph)
         self._messages = world.communicator.Dup()
         self._test_some = world.mpi.Request.Testsome
         self._bell = world.doorbell(() if shared is None else shared.blocks)
         self._routes: dict[int, tuple[Step, ...]] = {}
+        self._openings: dict[int, list[Step]] = {}  # steps with which a meeting may begin
         self._protocol = MeetingProtocol(self._routes)
-        self._arrays = ChunkArrays(memory, self._register_of)
+        self._words = MeetingWords(memory, shared, self._numbers)
+        self._arrays = ChunkArrays(memory, self._words.register)
         self._inbox: deque[tuple[Fire, Done] | None] = deque()
         self._done: dict[int, Done] = {}
+        self._firing: dict[int, int] = {}  # number of every meeting actor's latest firing
         self._requests: list[Any] = []
         self._awaited: list[Begin] = []  # the step of every request
         self._hearing: list[Begin] = []
-        self._fence = threading.Lock()
         self._thread: threading.Thread | None = None
         self._last: Fire | None = None
 
@@ -102,8 +83,22 @@ class NetworkCommunicator:
 
     def post(self, rank: int, fire: Fire, done: Done) -> None:
         """Hand over one firing of a meeting actor."""
+        actor, arrays = fire.actor, self._memory.arrays(fire)
+        if actor not in self._routes:
+            steps = route(party_of(self._memory.exchanges[actor], self._hosts, arrays))
+            self._openings[actor] = [step for step in steps if not step.needs and step.after < 0]
+            self._routes[actor] = steps
+        self._words.show(actor, *arrays)
+        # Before the neighbours are told: by their rings the thread must see what has been posted.
         self._inbox.append((fire, done))
-        self._bell.ring((self._memory.rank,))
+        is_rung = True  # by a neighbour, if all that can begin is to hear its word
+        for step in self._openings[actor]:
+            if step.do is Do.TELL:
+                self._tell(actor, step, fire.firing)
+            elif step.do is not Do.HEAR or self._words.are_said(actor, step, fire.firing):
+                is_rung = False
+        if not is_rung:
+            self._bell.ring((self._memory.rank,))
 
     def close(self) -> None:
         """End the thread; MPI belongs to the caller again."""
@@ -124,7 +119,11 @@ class NetworkCommunicator:
                     posted = self._inbox.popleft()
                     if posted is None:
                         return
-                    self._post(*posted)
+                    self._last, done = posted
+                    self._done[self._last.actor] = done
+                    self._firing[self._last.actor] = self._last.firing
+                    self._arrays.begin(self._last)
+                    self._begin(self._protocol.posted(self._last.actor))
                     moved = True
                 if self._requests:
                     moved |= self._test()
@@ -147,22 +146,6 @@ class NetworkCommunicator:
             return RECHECK_S
         return min(max(SLEEP_S_MIN, idle_ns * 0.25e-9), SLEEP_S_MAX)
 
-    def _post(self, fire: Fire, done: Done) -> None:
-        self._last = fire
-        sent, received = self._memory.arrays(fire)
-        exchanges = self._memory.exchanges[fire.actor]
-        if fire.actor not in self._routes:
-            self._routes[fire.actor] = route(party_of(exchanges, self._hosts, (sent, received)))
-        if self._shared is not None:
-            base = self._shared.blocks[self._memory.rank].ctypes.data
-            words = self._words(fire.actor, self._memory.rank)
-            for word, arrays in ((SEND_AT, sent), (RECV_AT, received)):
-                if arrays:
-                    words[word] = arrays[0].ctypes.data - base
-        self._done[fire.actor] = done
-        self._arrays.begin(fire)
-        self._begin(self._protocol.posted(fire.actor))
-
     def _begin(self, commands: list[Begin]) -> None:
         """Carry out steps; those that are over at once make others possible."""
         for begin in commands:  # grows while it is walked
@@ -175,13 +158,13 @@ class NetworkCommunicator:
                 assert step.target is not None
                 array = self._arrays.array(actor, step.target)
                 self._await(begin, self._messages.Irecv(array, *self._address(actor, step)))
-            elif step.do is Do.HEAR:
+            elif step.do is Do.HEAR and not self._words.are_said(actor, step, self._firing[actor]):
                 self._hearing.append(begin)
             else:
                 if step.do is Do.REDUCE:
                     self._arrays.reduce(actor, step)
-                elif step.do is Do.TELL:
-                    self._tell(actor, step)
+                elif step.do is Do.TELL and step.needs:  # else `post` has
+                    self._tell(actor, step, self._firing[actor])
                 commands += self._protocol.over(actor, begin.step)
                 if step.do is Do.END:
                     self._done.pop(actor)(self._arrays.end(actor))
@@ -193,7 +176,8 @@ class NetworkCommunicator:
     def _address(self, actor: int, step: Step) -> tuple[int, int]:
         """Rank and tag of a message."""
         exchange = self._memory.exchanges[actor][0]
-        return exchange.members[step.peer], 2 * self._numbers[exchange.key] + step.stream
+        (peer,) = step.peers
+        return exchange.members[peer], 2 * self._numbers[exchange.key] + step.stream
 
     def _test(self) -> bool:
         """Go on after the messages that have been sent or have come; True if there were any."""
@@ -211,47 +195,20 @@ class NetworkCommunicator:
 
     def _listen(self) -> bool:
         """Go on after the words that all neighbours have said; True if there were any."""
-        heard = [begin for begin in self._hearing if self._is_said(begin)]
+        heard = [
+            begin
+            for begin in self._hearing
+            if self._words.are_said(
+                begin.actor, self._routes[begin.actor][begin.step], self._firing[begin.actor]
+            )
+        ]
         for begin in heard:
             self._hearing.remove(begin)
             self._begin(self._protocol.over(begin.actor, begin.step))
         return bool(heard)
 
-    def _is_said(self, begin: Begin) -> bool:
-        word = self._routes[begin.actor][begin.step].word
-        firing = self._arrays.fire(begin.actor).firing
-        return all(
-            self._words(begin.actor, rank)[word] > firing for rank in self._neighbours(begin.actor)
-        )
-
-    def _neighbours(self, actor: int) -> list[int]:
-        exchange = self._memory.exchanges[actor][0]
-        here = self._hosts[self._memory.rank]
-        return [rank for rank in exchange.others if self._hosts[rank] == here]
-
-    def _words(self, actor: int, rank: int) -> Words:
-        assert self._shared is not None
-        words: Words = self._shared.words[rank]
-        meeting: Words = words[self._numbers[self._memory.exchanges[actor][0].key]]
-        return meeting
-
-    def _tell(self, actor: int, step: Step) -> None:
-        """Write a word once all writes before it can be seen, and wake the neighbours."""
-        # A lock that is taken twice orders memory on every processor: release, then acquire.
-        for _ in range(2):
-            with self._fence:
-                pass
-        self._words(actor, self._memory.rank)[step.word] = self._arrays.fire(actor).firing + 1
-        self._bell.ring(self._neighbours(actor))
-
-    def _register_of(self, fire: Fire, member: int, store: Store, part: int, like: Array) -> Array:
-        """Register of a member on this host; parts lie as far apart there as they do here."""
-        assert self._shared is not None
-        arrays = self._memory.arrays(fire)[0 if store is Store.SENT else 1]
-        further = arrays[part].ctypes.data - arrays[0].ctypes.data if part else 0
-        rank = self._memory.exchanges[fire.actor][0].members[member]
-        word = SEND_AT if store is Store.SENT else RECV_AT
-        offset = int(self._words(fire.actor, rank)[word]) + further
-        size_bytes = prod(like.shape) * like.itemsize
-        bytes_there = self._shared.blocks[rank][offset : offset + size_bytes]
-        return bytes_there.view(like.dtype).reshape(like.shape)
+    def _tell(self, actor: int, step: Step, firing: int) -> None:
+        """Say a word and wake those whom it is for."""
+        self._words.say(actor, step, firing)
+        members = self._memory.exchanges[actor][0].members
+        self._bell.ring([members[peer] for peer in step.peers])
