@@ -88,6 +88,8 @@ class RankDriver:
         """Fire what can be fired and begin to work."""
         with self._lock:
             self._dispatch(self._protocol.start())
+            if self._protocol.finished:  # a rank that has nothing to do
+                self._end()
         for thread in self._threads:
             thread.start()
 

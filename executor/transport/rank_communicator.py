@@ -17,12 +17,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from millrace.executor.transport.chunk_arrays import ChunkArrays, party_of
-from millrace.executor.transport.communicator import (
-    Done,
-    Failed,
-    RankArrays,
-    meeting_keys,
-)
+from millrace.executor.transport.communicator import Done, Failed, RankArrays, meeting_keys
 from millrace.executor.transport.meeting_protocol import Begin, MeetingProtocol
 from millrace.executor.transport.mpi import World
 from millrace.executor.transport.routes import Do, Step, route
