@@ -54,7 +54,7 @@ class RunFault:
     harm
         Does it; returns what undoes it once the run has ended.
     names
-        What the message must hold; None where nobody can be named.
+        What the message must hold one of; nothing where nobody can be named.
     ends
         True if the run is to end, or to go on from a checkpoint.
     stalls
@@ -64,7 +64,7 @@ class RunFault:
     """
 
     harm: Callable[[Target], Undo]
-    names: str | None
+    names: tuple[str, ...]
     ends: bool = True
     stalls: bool = False
     of_hosts: bool = False
@@ -133,12 +133,12 @@ RANK = "millrace: rank {rank}"  # how the message that ends a run begins
 MOVED = "on rank {rank} moved most"  # what is said of a slow one
 
 KINDS = {
-    "killed": RunFault(harm=_signalled(signal.SIGKILL), names=RANK),
-    "stopped": RunFault(harm=_signalled(signal.SIGSTOP), names=RANK, stalls=True),
-    "exception": RunFault(harm=_signalled(signal.SIGINT), names=RANK),
-    "full disk": RunFault(harm=_fill, names="no space left on device", ends=False),
-    "cut link": RunFault(harm=_cut, names="host `{host}`", stalls=True, of_hosts=True),
-    "slow rank": RunFault(harm=_slow, names=MOVED, ends=False),
-    "command": RunFault(harm=_kill_command, names=None),
-    "launcher": RunFault(harm=_kill_agent, names="host `{host}`", of_hosts=True),
+    "killed": RunFault(harm=_signalled(signal.SIGKILL), names=(RANK,)),
+    "stopped": RunFault(harm=_signalled(signal.SIGSTOP), names=(RANK,), stalls=True),
+    "exception": RunFault(harm=_signalled(signal.SIGINT), names=(RANK,)),
+    "full disk": RunFault(harm=_fill, names=("no space left on device",), ends=False),
+    "cut link": RunFault(harm=_cut, names=("host `{host}`",), stalls=True, of_hosts=True),
+    "slow rank": RunFault(harm=_slow, names=(MOVED, RANK), ends=False),
+    "command": RunFault(harm=_kill_command, names=()),
+    "launcher": RunFault(harm=_kill_agent, names=("host `{host}`",), of_hosts=True),
 }

@@ -144,7 +144,7 @@ def outcome_of(trial: Trial, folder: Path, network: NetworkHosts | None) -> Outc
         left = _left(scene, segments)
         said = errors.read_text(errors="replace")
         name = scene.hosts[_host_of(trial)].name if scene.hosts else ""
-        expected = fault.names and fault.names.format(rank=trial.rank, host=name)
+        expected = [words.format(rank=trial.rank, host=name) for words in fault.names]
         # The run was over before, or its rank, still starting, ignored an interrupt.
         was_lost = code == 0 and fault.ends and RESTARTED not in said
         return Outcome(
@@ -152,18 +152,18 @@ def outcome_of(trial: Trial, folder: Path, network: NetworkHosts | None) -> Outc
             ended_s=ended_s,
             is_in_time=is_in_time,
             code=code,
-            is_named=None if expected is None or was_lost else _names(said, expected, fault),
+            is_named=None if was_lost or not expected else _names(said, expected, trial),
             left=left,
             is_equal=_goes_on_equally(trial, scene, code),
             said=said.strip().splitlines()[-1] if said.strip() else "",
         )
 
 
-def _names(said: str, expected: str, fault: RunFault) -> bool | None:
+def _names(said: str, expected: Sequence[str], trial: Trial) -> bool | None:
     """True if a message names what was harmed; None where it had no bearing on the run."""
-    if expected in said:
+    if any(words in said for words in expected):
         return True
-    if not fault.ends and "no space" in expected:
+    if trial.kind == "full disk":
         return None  # there was no checkpoint left to write, or it fitted
     return False
 
