@@ -48,7 +48,7 @@ def main(
             network = stack.enter_context(network_hosts(HOSTS))
         else:
             print(f"on one host alone: {reason}")
-        asked = questions(folder, ranks, with_hosts=network is not None)
+        asked = questions(folder, ranks, network)
         rng = random.Random(seed)
         outcomes = []
         for number in range(trials):

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 import millrace
+from benchmarks.executor.namespaces import NetworkHost, NetworkHosts
 from millrace.models.graph import to_json
 
 MODEL, SEQ_LEN, GLOBAL_BATCH = "gpt-demo", 32, 16
@@ -61,7 +62,7 @@ class HarmedRun:
         return f"{self.plan.stem} on {self.hosts} host{'s' * (self.hosts > 1)}"
 
 
-def questions(folder: Path, ranks_max: int, *, with_hosts: bool) -> list[HarmedRun]:
+def questions(folder: Path, ranks_max: int, network: NetworkHosts | None) -> list[HarmedRun]:
     """Questions that can be asked here, each run once.
 
     Parameters
@@ -70,16 +71,16 @@ def questions(folder: Path, ranks_max: int, *, with_hosts: bool) -> list[HarmedR
         Where plans are written.
     ranks_max
         The most ranks of a plan.
-    with_hosts
-        Whether there are hosts.
+    network
+        Hosts; None: there are none.
     """
-    return list(_questions(folder, ranks_max, with_hosts))
+    return list(_questions(folder, ranks_max, network))
 
 
-def _questions(folder: Path, ranks_max: int, with_hosts: bool) -> Iterator[HarmedRun]:
+def _questions(folder: Path, ranks_max: int, network: NetworkHosts | None) -> Iterator[HarmedRun]:
     for (dp, tp, pp), hosts in SHAPES:
         ranks = dp * tp * pp
-        if ranks > ranks_max or (hosts > 1 and not with_hosts):
+        if ranks > ranks_max or (hosts > 1 and network is None):
             continue
         batch = GLOBAL_BATCH if GLOBAL_BATCH % (2 * dp) == 0 else 2 * dp * pp
         result = millrace.plan(
@@ -97,7 +98,11 @@ def _questions(folder: Path, ranks_max: int, with_hosts: bool) -> Iterator[Harme
         path = folder / f"dp{dp}tp{tp}pp{pp}.json"
         path.write_bytes(to_json(msgspec.structs.replace(plan, cluster=cluster)))
         begun_s = monotonic()
-        document = finished(run_command(path, STEPS), folder)
+        options: tuple[str, ...] = ()
+        if network is not None and hosts > 1:
+            # A rank's share of the cores decides its threads, and these the bits of its products.
+            options = host_options(network.hosts[:hosts], network.launcher, network.address)
+        document = finished(run_command(path, STEPS, *options), folder)
         assert plan.prediction is not None
         yield HarmedRun(
             plan=path,
@@ -107,6 +112,14 @@ def _questions(folder: Path, ranks_max: int, with_hosts: bool) -> Iterator[Harme
             losses=tuple(document["loss"]),
             seconds=monotonic() - begun_s,
         )
+
+
+def host_options(
+    hosts: Sequence[NetworkHost], launcher: Path | str, address: str
+) -> tuple[str, ...]:
+    """Options of a run on hosts, which a program reaches in place of ssh."""
+    names = ",".join(host.name for host in hosts)
+    return ("--hosts", names, "--launcher", str(launcher), "--address", address)
 
 
 def run_command(plan: Path, steps: int, *options: str) -> list[str]:

@@ -12,7 +12,14 @@ from time import monotonic, sleep
 from typing import Any
 
 from benchmarks.executor.namespaces import NetworkHost, NetworkHosts
-from benchmarks.faults.harmed_runs import EVERY, STEPS, HarmedRun, finished, run_command
+from benchmarks.faults.harmed_runs import (
+    EVERY,
+    STEPS,
+    HarmedRun,
+    finished,
+    host_options,
+    run_command,
+)
 from benchmarks.faults.harms import KINDS, MOVED, RunFault, Target
 from millrace.executor.values.checkpoint import checkpoints_in
 from millrace.executor.values.manifest import step_of
@@ -125,9 +132,9 @@ def outcome_of(trial: Trial, folder: Path, network: NetworkHosts | None) -> Outc
     with ExitStack() as stack:
         scene = stack.enter_context(_scene(trial, folder, network))
         fault = KINDS[trial.kind]
-        command = run_command(trial.question.plan, STEPS, *scene.options)
-        if trial.restarts:
-            command += ["--restarts", "1"]
+        saving = ["--checkpoint", str(scene.saved), "--checkpoint-every", str(EVERY)]
+        saving += ["--checkpoint-keep", "3", *(["--restarts", "1"] if trial.restarts else [])]
+        command = run_command(trial.question.plan, STEPS, *scene.options, *saving)
         segments = _segments(scene.hosts)
         errors = scene.temporary / "stderr"
         with errors.open("wb") as sink, (scene.temporary / "stdout").open("wb") as told:
@@ -180,8 +187,7 @@ def _scene(trial: Trial, folder: Path, network: NetworkHosts | None) -> Any:
                 check=True,
             )
             stack.callback(subprocess.run, ["umount", "-l", str(saved)], check=False)
-        options = ["--checkpoint", str(saved / "run"), "--checkpoint-every", str(EVERY)]
-        options += ["--checkpoint-keep", "3"]
+        options: tuple[str, ...] = ()
         hosts: tuple[NetworkHost, ...] = ()
         if trial.question.hosts > 1:
             assert network is not None
@@ -192,10 +198,8 @@ def _scene(trial: Trial, folder: Path, network: NetworkHosts | None) -> Any:
                 f'exec {network.launcher} "$host" "export TMPDIR={temporary}; $*"\n'
             )
             launcher.chmod(0o755)
-            names = ",".join(host.name for host in hosts)
-            options += ["--hosts", names, "--launcher", str(launcher)]
-            options += ["--address", network.address]
-        yield _Scene(temporary, saved / "run", tuple(options), hosts)
+            options = host_options(hosts, launcher, network.address)
+        yield _Scene(temporary, saved / "run", options, hosts)
 
 
 def _environment(scene: _Scene) -> dict[str, str]:
@@ -331,7 +335,8 @@ def _goes_on_equally(trial: Trial, scene: _Scene, code: int) -> bool:
     steps_made = max(steps, default=0)
     if steps_made == STEPS:
         return True
-    options = ["--checkpoint", str(scene.saved), *(["--resume"] if steps_made else [])]
+    options = [*scene.options, "--checkpoint", str(scene.saved)]
+    options += ["--resume"] if steps_made else []
     command = run_command(trial.question.plan, STEPS - steps_made, *options)
     try:
         document = finished(command, scene.temporary)
