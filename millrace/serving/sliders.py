@@ -22,7 +22,7 @@ SLOW = ("network", "links", "compute", "memory_bandwidth", "overlap", "jitter")
 def likely_changes(
     now: WhatIfs, before: WhatIfs, overlap: float, several_nodes: bool
 ) -> Iterator[WhatIfs]:
-    """What-ifs that one move of a slider leads to and that take long to answer, likely ones first.
+    """Slow what-ifs that one move of a slider leads to, likely ones first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What-ifs: figures of a fixed plan under changes, fast enough to follow a slider.
+"""Figures of a fixed plan under changes (what-ifs), fast enough to follow a slider.
 
 Whole parts of chunks are simulated (stage fidelity). Their times are measured once for every change
 of cluster or precision and kept; stragglers and jitter reuse them.
