@@ -10,7 +10,11 @@ directory, as it is here and nowhere else: who asks for one of them is told.
 import os
 import sys
 
+import pytest
 from hypothesis import settings
+
+from tests.durations import mark_fast, start_recording
+from tests.extras import MissingExtras
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
@@ -27,3 +31,19 @@ class OneName:
 
 settings.register_profile("many", max_examples=1000, deadline=None)
 sys.meta_path.insert(0, OneName)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--extras", action="store_true", help="run what the last run skipped for want of an extra"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    start_recording(config)
+    config.pluginmanager.register(MissingExtras(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_fast(items)

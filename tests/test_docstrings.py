@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layering import FILES, ROOT, tree
+from tests.extras import optional
+from tests.test_layering import FILES, ROOT, imported, tree
 
 # Words that begin with a capital in a type, and are no class: `None`, `Any`, the arrays' dims.
 NO_CLASSES = {"None", "Any", "True", "False"}
@@ -31,6 +32,8 @@ def module_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_examples_run(path: Path) -> None:
+    if any(name == "torch" for node in ast.walk(tree(path)) for name in imported(node)):
+        optional("torch")
     module = importlib.import_module(module_of(path))
     assert doctest.testmod(module).failed == 0
 

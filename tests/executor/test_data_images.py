@@ -10,6 +10,7 @@ from millrace.executor.data import Digits, Patterns, SyntheticClicks, open_datas
 from millrace.executor.errors import DataError
 from millrace.executor.kernels.context import Array, Dataset, SampleSource
 from millrace.models.spec import ModelSpec
+from tests.extras import optional
 
 IMAGE = (3, 16, 12)
 
@@ -56,7 +57,7 @@ def check_parts(data: Dataset, name: str, *region: slice) -> None:
 
 @pytest.mark.parametrize(("classes", "occur"), [(3, 3), (10, 10), (1000, 10)])
 def test_image_classifiers_train_on_real_digits(classes: int, occur: int) -> None:
-    pytest.importorskip("sklearn")
+    optional("sklearn", "data")
     data = open_dataset(None, resnet(classes), 0)
     assert isinstance(data, Digits)
     assert "scikit-learn's handwritten digits" in data.description
@@ -67,7 +68,7 @@ def test_image_classifiers_train_on_real_digits(classes: int, occur: int) -> Non
 
 
 def test_digits_are_enlarged_by_nearest_neighbour_alike_in_every_channel() -> None:
-    pytest.importorskip("sklearn")
+    optional("sklearn", "data")
     data = open_dataset(None, resnet(10), 0)
     assert isinstance(data, Digits)
     image = read(data, "images", [0])[0]

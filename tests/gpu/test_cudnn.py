@@ -24,6 +24,7 @@ from tests.executor.cuda.emulation.networks import carry_out as in_numpy
 from tests.executor.examples.attention import Attributes, Form
 from tests.executor.gpu.emulated_device import EmulatedDevice
 from tests.executor.kernel_calls import run_state
+from tests.extras import optional
 from tests.gpu.conftest import EMULATED
 from tests.gpu.on_device import DeviceBench, carry_out
 
@@ -58,7 +59,7 @@ def version(request: pytest.FixtureRequest) -> int:
     if EMULATED:
         return STATISTICS_VERSION_MIN
     request.getfixturevalue("gpu")
-    cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    cudnn = optional("cudnn", "cuda")
     try:
         return int(cudnn.backend_version())
     except RuntimeError as missing:

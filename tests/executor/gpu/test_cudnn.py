@@ -36,6 +36,7 @@ from tests.executor.cuda.emulation.machine import to_stored, to_wide
 from tests.executor.cuda.emulation.networks import carry_out, reach_bytes, strided_memory
 from tests.executor.gpu import cudnn_in_memory
 from tests.executor.gpu.cudnn_in_memory import Cudnn
+from tests.extras import optional
 
 ENOUGH = 1 << 20
 
@@ -414,7 +415,7 @@ def parameters(function: object) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(vars(cudnn_in_memory.CudnnGraph)))
 def test_the_real_graph_has_what_the_one_in_memory_has(name: str) -> None:
-    cudnn = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    cudnn = optional("cudnn", "cuda")
     if name.startswith("_") and name != "__init__":
         return
     ours = [
@@ -432,7 +433,7 @@ def test_the_real_graph_has_what_the_one_in_memory_has(name: str) -> None:
 
 
 def test_the_real_module_has_what_the_one_in_memory_has(cudnn: Cudnn) -> None:
-    real = pytest.importorskip("cudnn", reason="needs cuDNN's front end")
+    real = optional("cudnn", "cuda")
     for name in ("data_type", "heur_mode", "build_plan_policy", "numerical_note"):
         members = {member.name for member in getattr(cudnn, name)}
         assert members <= set(getattr(real, name).__members__), name

@@ -27,6 +27,7 @@ from tests.executor.cuda.calling import context_of
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu import cupy_in_memory
 from tests.executor.gpu.cupy_in_memory import CONTEXT_BYTES, TOTAL_BYTES, Cupy, install
+from tests.extras import optional
 
 
 class NotingProducts:
@@ -370,7 +371,7 @@ def test_a_failure_that_nobody_has_told_is_told_by_closing(device: CupyDevice, c
 
 
 def test_every_name_that_is_asked_of_cupy_is_there() -> None:
-    cupy = pytest.importorskip("cupy", reason="needs CuPy")
+    cupy = optional("cupy", "cuda")
     owners = {"runtime", "_runtime"}
     asked = {
         node.attr

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from tests.extras import optional
+
+torch = optional("torch")
 
 from millrace.models.errors import ModelError  # noqa: E402
 from millrace.models.importers.torch_export import import_file  # noqa: E402
