@@ -1,4 +1,4 @@
-"""Forecast: the figures of a plan's steady step, for which no trace is needed."""
+"""Fast prediction: the figures of a plan's steady step, for which no trace is needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

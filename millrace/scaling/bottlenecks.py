@@ -1,4 +1,4 @@
-"""Parts of a simulated step: where its time goes, by the resource that would shorten it.
+"""Bottlenecks of a simulated step: its time by the resource that would shorten it.
 
 The simulator splits the step of the average device in three that add up to it: busy, communication
 that nothing hides, and bubble. Each is split further:

@@ -1,4 +1,4 @@
-"""Spans: when each register of a stage holds its place, where no run is needed to tell.
+"""Live ranges of a stage's registers, for those of which no run is needed to tell.
 
 Time is counted within a section of the compute queue, in which the ops of one block form a
 *stretch*.

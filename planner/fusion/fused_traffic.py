@@ -1,4 +1,4 @@
-"""Shares: what each op of a group moves and pays, so that the ops' prices add up to the group's.
+"""Fused traffic: the share that each op of a group moves and pays; shares add up to the group's.
 
 A price is asked for op by op, in the search on many shards at once. So a group is told by its ops:
 each moves what no op before it has on the chip already, and what the group does not write costs

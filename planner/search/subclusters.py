@@ -1,9 +1,9 @@
-"""Fleets: the parts of a cluster that a plan may be content with, where a token has a price.
+"""Subclusters: parts of a cluster that a plan may be content with, where a token has a price.
 
 Twice the devices are never more than twice as fast, so a step's price falls with their number until
-memory forces recomputation or the batch fills too little. Fleets are searched from the smallest;
-one whose bound already costs more is skipped, and after `WORSE` in a row that cost more, larger
-ones are not looked at (what is skipped so is not proven).
+memory forces recomputation or the batch fills too little. The smallest are searched first; one
+whose bound already costs more is skipped, and after `WORSE` in a row that cost more, larger ones
+are not looked at (what is skipped so is not proven).
 """
 
 from collections.abc import Callable, Iterator

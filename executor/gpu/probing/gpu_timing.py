@@ -1,4 +1,4 @@
-"""profile: measure a GPU as a device that costs can read.
+"""GPU timing: a GPU measured as a device that costs can read.
 
 Every kernel is timed as a step has it: many calls captured as one graph, so that what a launch adds
 inside a graph is in every duration, and nothing of the host is.

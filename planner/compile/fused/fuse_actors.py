@@ -1,4 +1,4 @@
-"""Drafts with fused actors: a stage's groups made one actor each, what is inside them gone."""
+"""Fused actors: each group of a stage's ops becomes one, and the registers inside it are gone."""
 
 from collections.abc import Hashable, Sequence
 

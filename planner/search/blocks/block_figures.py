@@ -1,4 +1,4 @@
-"""Reading: what the options of a solved block program come to, template by template."""
+"""Block figures: the options of a solved block program added up, template by template."""
 
 from collections.abc import Iterator, Mapping
 

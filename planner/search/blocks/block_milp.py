@@ -1,4 +1,4 @@
-"""The block program: one signature per op, at the least cost, as an integer program.
+"""Block MILP: one signature per op, at the least cost, as an integer program.
 
 With choices c and their options o, nets n, sources a, targets b and uses u of a net::
 

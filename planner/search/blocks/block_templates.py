@@ -1,4 +1,4 @@
-"""Folding: the ops of a graph with equal blocks taken once, and how often each occurs.
+"""Block templates: ops of a graph with equal blocks taken once, and how often each occurs.
 
 Blocks of one template have the same ops under other names, so one of them stands for all: its
 choice is every block's choice, its cost counts once per block. A tensor that one block hands to the

@@ -1,4 +1,4 @@
-"""Blending: the block program of a pipeline whose stages lie on unlike sites.
+"""Mixed devices: the block program of a pipeline whose stages lie on unlike sites.
 
 Every block lies on some stage, but on which is not decided yet. With shares α of the sites' stages
 (`Σ α = 1` over the stages), the slowest stage takes at least `Σ_s α_s · time[s]`, so that a block

@@ -1,4 +1,4 @@
-"""Space: what there is to choose for one kind of mesh, whatever the sizes of its axes.
+"""Strategies: all choices there are for one kind of mesh, whatever the sizes of its axes.
 
 A *choice* is an op, or a variable tied to its update, or an op tied to its clones; its *options*
 are signatures. A *net* is a tensor with its producer and its readers: where the SBP a reader wants

@@ -1,4 +1,4 @@
-"""Pricing: what every option and every boxing of a space costs, on many rows at once.
+"""Strategy costs: figures of every option and every boxing of a space, on many rows at once.
 
 A row is a mesh (sizes of its axes) and a microbatch; `cost_tables.py` says what the figures are.
 Shapes: O options, A sources, B targets, N axes, K rows, F figures.

@@ -1,4 +1,4 @@
-"""Layouts: the SBPs that tensors of a space take, over all its options, by what is alike.
+"""Tensor states: the SBPs that tensors of a space take, over all its options, by likeness.
 
 Boxing is priced for all tensors that are alike at once, between all states that any of them takes.
 """

@@ -1,4 +1,4 @@
-"""A bound on the division where blocks may be parts of several variants.
+"""Relaxation of the division: a bound where blocks may be parts of several variants.
 
 For a stage and a make-up, any price of memory bounds the least of a figure within its bytes: the
 sum over its blocks of the least figure plus priced bytes, less the price of all there is. Each

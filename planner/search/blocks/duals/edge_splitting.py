@@ -1,4 +1,4 @@
-"""Sharing: boxing that several readers of a net may want, split among their pairs.
+"""Edge splitting: boxing that several readers of a net may want, split among their pairs.
 
 A target counts once, whoever reads it, so that any split of what it costs gives a bound. The best
 split gives every reader what it uses: what its ends have taken out of its pair. Shapes: A sources,

@@ -1,4 +1,4 @@
-"""Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
+"""Potentials: costs of every option, boxing and kept tensor of block programs at prices.
 
 Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
 where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
