@@ -24,8 +24,8 @@ def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
     bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
         places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]
-        ladder = StageDynamicProgram(places, layout.states, limits, EVERYTHING)
-        bound = min(bound, search(ladder, prices, UNBEATEN, 0.0).bound)
+        program = StageDynamicProgram(places, layout.states, limits, EVERYTHING)
+        bound = min(bound, search(program, prices, UNBEATEN, 0.0).bound)
     return bound / prices.unit
 
 
