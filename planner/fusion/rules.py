@@ -31,7 +31,7 @@ CHANNEL_NORM = "channel_norm"
 def fused_groups(
     nodes: Sequence[FusionNode], values: Mapping[Hashable, FusionTensor], *, joint: bool = True
 ) -> FusionGraph:
-    """Net of the nodes, with its groups made.
+    """Fusion graph of the nodes, with its groups made.
 
     Parameters
     ----------

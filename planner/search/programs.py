@@ -142,7 +142,7 @@ class Programs:
         self._folded: dict[str, Folded] = {}
         self._spaces: dict[object, StrategySpace] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
-        self._least: dict[int, list[Least | None]] = {}  # of pricings, which are kept
+        self._least: dict[int, list[Least | None]] = {}  # of strategy costs, which are kept
         self._tables: dict[tuple[str, Shape], tuple[CostTables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}

@@ -37,7 +37,7 @@ class MixedDeviceCosts:
     Parameters
     ----------
     parts : sequence of StrategyCosts
-        Pricing of each site; rows and space are equal.
+        Strategy costs of each site; rows and space are equal.
     pipelines : sequence of Pipeline
         Pipeline of every row, with `kind_of_stage` counting the sites.
     """
