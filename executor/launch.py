@@ -1,4 +1,4 @@
-"""execute: run a plan, one process per rank, over failures if wanted, and say what happened."""
+"""Launch of a plan's run: one process per rank, started again after failures if wanted."""
 
 from dataclasses import replace
 from pathlib import Path

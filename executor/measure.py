@@ -1,4 +1,4 @@
-"""profile: measure this machine as a device of `local:N`, in the processes that a run would use."""
+"""Measure of this machine as a device of `local:N`, in the processes that a run would use."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Cores and memory of this machine that the processes of a run take."""
+"""Processes of a run: the cores and memory of this machine that they take."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The folder of the user's cache: `$XDG_CACHE_HOME` or `~/.cache`, `millrace/`."""
+"""The user's cache: `$XDG_CACHE_HOME` or `~/.cache`, and `millrace/` in it."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""One rank of a run, started as `python -m mpi4py -m millrace.executor.worker JOB_FOLDER`."""
+"""Worker: one rank of a run, `python -m mpi4py -m millrace.executor.worker JOB_FOLDER`."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The command line: one app, one file per group of commands, one door for everything that fails.
+"""CLI: one app, one file per group of commands, one door for everything that fails.
 
 Exit codes are a contract: 0 done; 1 a well-formed question whose answer is no; 2 cannot be
 understood; 3 failed while running; 130 interrupted. A failure is one sentence on stderr, and under

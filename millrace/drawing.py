@@ -1,4 +1,4 @@
-"""A plan drawn in text: stages, mesh axes, the SBP of one block, memory by kind, and differences.
+"""Drawing of a plan in text: stages, mesh axes, the SBP of one block, memory, and differences.
 
 Shapes of the tables: one row per stage, or per mesh axis (`millrace/tables/`); one row per op, one
 column for its inputs and one for its outputs.

@@ -25,7 +25,7 @@ from millrace.planner.token_cost import cost_usd_per_mtoken, energy_j_per_token
 from millrace.published.step_time_range import range_document
 
 if TYPE_CHECKING:
-    from millrace.simulator import Forecast
+    from millrace.simulator import FastPrediction
     from millrace.simulator.simulate import Simulated
 
 
@@ -88,10 +88,10 @@ def _peak_flops_per_s(plan: Plan) -> float | None:
 
 def prediction_of(plan: Plan) -> Prediction:
     """Figures that the simulator predicts of a plan, a document of `Plan.figures`."""
-    from millrace.simulator import forecast
+    from millrace.simulator import predict_fast
 
     memory = plan_memory(plan)
-    steady = forecast(plan, memory)
+    steady = predict_fast(plan, memory)
     step_time_s = steady.step_time_ns / 1e9
     plan_speed = speed(plan, step_time_s)
     on_host = max(stage.host_bytes for stage in memory) if plan.offload != ON_DEVICES else None
@@ -252,14 +252,16 @@ def spending(plan: Plan) -> dict[str, float | None]:
     }
 
 
-def simulated_spending(plan: Plan, simulated: "Simulated | Forecast") -> dict[str, float | None]:
+def simulated_spending(
+    plan: Plan, simulated: "Simulated | FastPrediction"
+) -> dict[str, float | None]:
     """Dollars per million tokens and joules per token of a simulated plan, as for `spending`.
 
     Parameters
     ----------
     plan : Plan
         The plan that was simulated.
-    simulated : Simulated or Forecast
+    simulated : Simulated or FastPrediction
         Its step time, bubble and exposed communication.
     """
     exposed = simulated.exposed_communication_ns / simulated.step_time_ns

@@ -1,4 +1,4 @@
-"""Documents on disk: read with the path in every error, written whole or not at all."""
+"""Files of documents: read with the path in every error, written whole or not at all."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Streams: stdout and stderr as whoever started the command has left them.
+"""Stdio: stdout and stderr as whoever started the command has left them.
 
 They may be closed, full, read by nobody, or take no letters but those of ASCII. An answer that
 cannot be delivered ends the command; what is said beside it never does.

@@ -1,4 +1,4 @@
-"""Types of arrays, each under one name."""
+"""Arrays by dtype, each type under one name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Products in 8 or 4 bits: which ones, and what they read.
+"""FP8 and FP4 products: the linear layers of a graph multiply in 8 or 4 bits.
 
 A product with a weight reads its other factor through `quantise`, in 8 bits, and so does its
 gradient what comes back: what is kept for the backward pass is the narrow copy. Weights stay in 16

@@ -1,4 +1,4 @@
-"""Figures of a training step from its forward graph alone: FLOPs, and what can split.
+"""Counts of a training step from its forward graph alone: FLOPs, and parts that can split.
 
 `model_flops` of the training graph gives the same count; for the list of all models that would mean
 to differentiate each of them.

@@ -1,4 +1,4 @@
-"""Recomputation: forward ops replayed in the backward pass, so that less is kept in between.
+"""Recompute: forward ops replayed in the backward pass, so that less is kept in between.
 
 A backward op of a recomputing block reads *clones* of forward ops in place of what these made: the
 clone of op `h.3.ln1` is op `h.3.ln1.recompute`, which makes `<tensor>.recompute` of every tensor of

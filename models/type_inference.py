@@ -1,4 +1,4 @@
-"""Dtypes and rates of an op's outputs, given its inputs; and the check of a whole graph."""
+"""Type inference: dtypes and rates of an op's outputs, given its inputs; check of a graph."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The catalogue of collective kinds: one record each, with all that does not follow from its name.
+"""Collectives by kind: one record each, with all that does not follow from its name.
 
 Whoever asks what a kind of collective does (which bytes arrive, whether it adds, whether state is
 joined in it) asks its record. Its durations are in `millrace.planner.costs.collective_costs`, its

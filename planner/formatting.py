@@ -1,4 +1,4 @@
-"""Wording: numbers as the sentences of the planner say them. GiB and % exist only in text."""
+"""Formatting of numbers in the planner's sentences. GiB and % exist only in text."""
 
 UNITS = (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 

@@ -1,4 +1,4 @@
-"""Roles: the names by which people know a plan's axes (dp, tp, cp, ZeRO), read off its signatures.
+"""Parallel degrees: the roles of a plan's axes (dp, tp, cp, ZeRO), read off its signatures.
 
 Nothing is declared: an axis counts as dp where the products inside the repeated blocks split the
 batch label, as cp where they split the sequence, as tp where they split any other. Where ops

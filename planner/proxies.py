@@ -1,4 +1,4 @@
-"""Kinds that a profile leaves out, and the measured kind that each is priced like.
+"""Proxies: the measured kinds that others, which a profile leaves out, are priced like.
 
 A profile times the kinds that most of a step's time goes to. Any other takes as long as its like
 takes on `factor` times the work (bytes, or FLOPs for kinds of products).

@@ -1,4 +1,4 @@
-"""Rings: attention whose keys and values travel round the devices that share the sequence.
+"""Ring attention: keys and values travel round the devices that share the sequence.
 
 Every device of a ring of n has a block of the queries, of the keys and of the values. In round 0 it
 works on its own keys and values; meanwhile it hands them to the device after it and receives those

@@ -1,4 +1,4 @@
-"""Spending: what a token costs in dollars and joules on a plan's devices.
+"""Token cost: dollars and joules that a token costs on a plan's devices.
 
 A device is paid for as long as the step lasts, whether it works or waits. It draws its TDP while it
 computes, and `IDLE_SHARE` of that while it waits, for others or for data.

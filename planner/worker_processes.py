@@ -1,4 +1,4 @@
-"""Children: work in forked processes, which end with this one, however it ends.
+"""Worker processes: forked children that end with this process, however it ends.
 
 A child holds one end of a line (a pair of sockets) and this process the other. Whatever ends this
 process, the kernel closes its end; a thread of the child waits for nothing else and then ends the

@@ -9,8 +9,8 @@ Read first `kernel.py` (SimPy drives the same protocol as the executor does), th
 """
 
 from millrace.simulator.errors import SimulationError
-from millrace.simulator.fast_prediction import Forecast, forecast
+from millrace.simulator.fast_prediction import FastPrediction, predict_fast
 from millrace.simulator.prediction import predict
 from millrace.simulator.simulate import Simulated, simulate
 
-__all__ = ["Forecast", "Simulated", "SimulationError", "forecast", "predict", "simulate"]
+__all__ = ["FastPrediction", "Simulated", "SimulationError", "predict", "predict_fast", "simulate"]

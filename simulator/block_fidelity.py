@@ -1,4 +1,4 @@
-"""Blocks: the parts of chunks split into their blocks, each fired on its own.
+"""Block fidelity: the parts of chunks split into their blocks, each fired on its own.
 
 A chunk's part of a microbatch (its forward, say) takes what was measured for it on few blocks
 (`millrace.simulator.stage_fidelity`). Here it becomes a row of actors on the same queue, one per

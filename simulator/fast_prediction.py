@@ -1,4 +1,4 @@
-"""Forecast: the figures of a plan's steady step, for which no trace is needed."""
+"""Fast prediction: the figures of a plan's steady step, for which no trace is needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class FastPrediction:
     """Figures of a plan, as `millrace.simulator.Simulated` has them."""
 
     step_time_ns: int
@@ -23,12 +23,12 @@ class Forecast:
     fidelity: str
 
 
-def forecast(
+def predict_fast(
     plan: Plan,
     memory: Sequence[StageMemory],
     fidelity: str | None = None,
     stages: StageGraph | None = None,
-) -> Forecast:
+) -> FastPrediction:
     """Figures that `predict` gives at the fidelity that the plan's size allows.
 
     They are computed without events (`millrace.simulator.critical_path.steady`), unless ranks share
@@ -62,7 +62,7 @@ def forecast(
         steady = steady_ops(ordered_plan(plan))
     if steady is None:
         simulated = predict(plan, spans=False, memory=memory, fidelity=fidelity, stages=stages)
-        return Forecast(
+        return FastPrediction(
             step_time_ns=simulated.step_time_ns,
             bubble_fraction=simulated.bubble_fraction,
             exposed_communication_ns=simulated.exposed_communication_ns,
@@ -71,7 +71,7 @@ def forecast(
             fidelity=simulated.fidelity,
         )
     busy = steady.busy_by_stage
-    return Forecast(
+    return FastPrediction(
         step_time_ns=steady.step_time_ns,
         bubble_fraction=steady.bubble_fraction,
         exposed_communication_ns=steady.exposed_communication_ns + inside_ns,

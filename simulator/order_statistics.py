@@ -1,4 +1,4 @@
-"""Lateness: how much later a meeting begins than its simulated members suggest.
+"""Order statistics: the delay of a meeting beyond that which its simulated members suggest.
 
 A meeting waits for the slowest of all its members. Where only some of them are simulated, the
 slowest of all is later than the slowest of these. How much is estimated from their spread: the

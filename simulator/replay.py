@@ -1,4 +1,4 @@
-"""Following steps: the times of every firing, from those of the first step.
+"""Replay: the times of every firing of some steps, from the sequence of the first.
 
 In an ordered graph whose durations are known nothing is left to decide: a firing begins when it is
 next in its queues, what it reads is there and its slots are free, that is at the latest of times

@@ -1,4 +1,4 @@
-"""Sharing: several jobs on the cores of one host, all running at the same rate.
+"""Shared cores: several jobs on one host, all running at the same rate.
 
 With n runnable threads on C cores every thread runs at rate 1 if n is at most C, else at s C / n:
 switches, caches that are filled anew and cores that an uneven share leaves idle make the *crowded

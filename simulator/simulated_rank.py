@@ -1,4 +1,4 @@
-"""Instances: one simulated rank each, with its protocol, its durations and the times it saw."""
+"""Simulated rank: its protocol, its durations and the times it saw."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Stages: a plan simulated chunk by chunk, however deep its model is.
+"""Stage fidelity: a plan simulated chunk by chunk, however deep its model is.
 
 Every kind of chunk is simulated once op by op, with three blocks of each run and again with four;
 the difference is what one more block takes (`parts`). The chunks' actor graph

@@ -1,4 +1,4 @@
-"""Figures: what a run's times add up to in its steady state.
+"""Step split: busy time, exposed communication and bubble of a run in its steady state.
 
 The window is the last step but one, from the end of the step before to its own end (of the slowest
 rank): the next step follows, as it would in a long run, where steps overlap. Within it every rank's

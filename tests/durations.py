@@ -1,8 +1,9 @@
 """Durations of the tests' cases: which count as fast, and the record of them, renewed by a command.
 
 `durations.json` holds, for each file, how many cases it has, the seconds of the fast ones together,
-and the slow ones with their seconds. Whatever it does not name is fast. ``python -m tests.durations`` runs all
-tests and writes it anew; ``python -m tests.durations tests/planner`` does so for a part.
+and the slow ones with their seconds. Whatever it does not name is fast. ``python -m
+tests.durations`` runs all tests and writes it anew; ``python -m tests.durations tests/planner``
+does so for a part.
 
 A case takes its own seconds and its share of the set-ups that it has in common with other fast
 cases (fixtures of a wide scope, cached functions of the tests): a set-up of a minute that three
@@ -193,9 +194,8 @@ class DurationCollector:
         """Seconds of every case, with its share of what it has in common with fast cases."""
         costs, slow = dict(self.seconds), set[str]()
         while True:
-            users = Counter(
-                key for case, keys in self.setups.items() for key in keys if case not in slow
-            )
+            fast = [keys for case, keys in self.setups.items() if case not in slow]
+            users = Counter(key for keys in fast for key in keys)
             shares = {
                 key: sum(self.setup_seconds[key].values()) / max(1, users[key])
                 for key in self.setup_seconds
@@ -250,9 +250,7 @@ def main(arguments: list[str]) -> int:
     cases = sum(record.cases for record in there.values())
     fast_s = sum(record.fast_s for record in there.values())
     seconds = sum(record.seconds for record in there.values())
-    print(
-        f"{cases} cases in {seconds:.0f} s; {cases - slow} of them are fast and take {fast_s:.0f} s"
-    )
+    print(f"{cases} cases in {seconds:.0f} s, of which {cases - slow} are fast: {fast_s:.0f} s")
     return int(status)
 
 

@@ -117,6 +117,9 @@ BY_COLLECTIVE = (
 )
 WEAK_NAMES = {"found", "one", "mine", "own", "kept", "made", "known", "at", "whole", "held"}
 WEAK_OPENINGS = ("Of ", "What ", "Whether ", "How ", "Which ", "The same", "As if")
+SUBJECT_END = re.compile(
+    r"[:,.;(]|\s(?:as|at|by|for|from|in|of|on|over|that|to|which|whose|with|without)\s"
+)
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -253,7 +256,7 @@ def test_a_package_has_no_more_lines_than_its_budget() -> None:
 def sources(package: str) -> list[Path]:
     """Files of code of a package, or of `tests` and `benchmarks`, in whatever language."""
     paths = (path for suffix in SOURCES for path in (ROOT / package).rglob(f"*{suffix}"))
-    return [path for path in paths if not path.parent.name == "__pycache__"]
+    return [path for path in paths if path.parent.name != "__pycache__"]
 
 
 def code_lines(path: Path) -> int:
@@ -296,6 +299,20 @@ def mute_openings(path: Path) -> Iterator[str]:
             opening = (ast.get_docstring(node) or "").partition("\n")[0]
             if opening.startswith(WEAK_OPENINGS):
                 yield f"{path.relative_to(ROOT)}: begin with the noun: {opening!r}"
+
+
+def test_a_module_is_titled_by_the_noun_of_its_file() -> None:
+    """The docstring's subject, up to punctuation or preposition, has the last word of the name."""
+    assert [said for path in FILES for said in foreign_titles(path)] == []
+
+
+def foreign_titles(path: Path) -> Iterator[str]:
+    """Titles without their file's noun, or their folder's in `__init__.py`, in either number."""
+    title = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
+    noun = (path.parent.name if path.stem.startswith("__") else path.stem).rpartition("_")[2]
+    stem = re.sub("i?e?s$|[ye]$", "", noun)
+    if not re.search(rf"{stem}(s?i?e?s|[ye])?\b", SUBJECT_END.split(title)[0], re.I):
+        yield f"{path.relative_to(ROOT)}: begin with `{noun}`: {title!r}"
 
 
 def test_a_class_name_occurs_once() -> None:

@@ -1,4 +1,4 @@
-"""State of a device that changes from step to step: its first values, and a step's last launch."""
+"""Control of a device: state that changes from step to step, and a step's last launch."""
 
 import numpy as np
 

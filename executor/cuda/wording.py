@@ -1,4 +1,4 @@
-"""Calls of libraries in words: for listings, errors, and what a device says that it picked."""
+"""Wording of library calls: for listings, errors, and a device's word on its choice."""
 
 from millrace.executor.cuda.calls import (
     Attention,

@@ -1,4 +1,4 @@
-"""Synthetic points for a classifier of features."""
+"""Classes of synthetic points, for a classifier of features."""
 
 from dataclasses import dataclass
 

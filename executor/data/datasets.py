@@ -1,4 +1,4 @@
-"""Data for models: a table from the sources that a model reads to what opens them."""
+"""Datasets by the sources that a model reads, and the function that opens each."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

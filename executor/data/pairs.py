@@ -1,4 +1,4 @@
-"""A text and its continuation, for a model of an encoder and a decoder (T5)."""
+"""Pairs of a text and its continuation, for a model of an encoder and a decoder (T5)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Random numbers of a sample: a counter-based stream of its own, from the seed and its number."""
+"""Sample RNG: a counter-based stream of a sample's own, from the seed and its number."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""Windows of text for a model that predicts the next token."""
+"""Text in windows, for a model that predicts the next token."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The runtime: CuPy, NCCL, CUDA graphs and the vendor's library of products.
+"""GPU runtime: CuPy, NCCL, CUDA graphs and the vendor's library of products.
 
 Comes in: `Calls` (`millrace.executor.cuda`), which name their operands, and where those lie on a
 device. Goes out: what a rank's stream does. A library is opened when something is made with it, so

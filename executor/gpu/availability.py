@@ -1,4 +1,4 @@
-"""Requirements of runs on GPUs, and the sentence that says which of them is missing."""
+"""Availability of GPUs: requirements of runs on them, and the sentence on which is missing."""
 
 import warnings
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The meetings of one rank with ranks on other GPUs: which communicator serves which actor."""
+"""Collectives of one rank with ranks on other GPUs: the communicator that serves each actor."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A GPU through CuPy: its runtime bindings, its compiler and its kernels, and none of its arrays.
+"""CuPy device: a GPU by CuPy's runtime bindings, compiler and kernels, and none of its arrays.
 
 CuPy's own allocator, arrays and `@` are not used: memory is laid out at compile time, and a
 captured step may neither allocate nor call cuBLAS through CuPy (it refuses that, version 14.2).

@@ -1,4 +1,4 @@
-"""Interface of a device to its driver, so that one in memory of this host can take its place.
+"""Device as its driver sees it, so that one in memory of this host can take its place.
 
 Streams and events are plain ints, as CUDA's own handles are; a graph is whatever the device makes
 of it. Addresses are of device memory, or of host memory that the device sees: both lie in one

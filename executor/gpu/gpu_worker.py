@@ -1,7 +1,8 @@
-"""One process of a run on GPUs: `python -m mpi4py -m millrace.executor.gpu.gpu_worker JOB_FOLDER`.
+"""GPU worker: one process of a run on GPUs.
 
-It holds one rank, whose device is the one of that number on its node; or, where the job says so,
-all ranks as streams of one device (loopback).
+Started as `python -m mpi4py -m millrace.executor.gpu.gpu_worker JOB_FOLDER`, it holds one rank,
+whose device is the one of that number on its node; or, where the job says so, all ranks as streams
+of one device (loopback).
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Feeding: the samples of the next step, read and copied while the step before runs.
+"""Input prefetch: the samples of the next step, read and copied while the step before runs.
 
 The stage has two halves that steps take in turn. The host reads the samples of a step into its
 own, pinned half; a copy stream moves them to the device's half as soon as the step before the last,

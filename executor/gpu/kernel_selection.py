@@ -1,4 +1,4 @@
-"""Choices: which way of computing one thing a device takes, picked once before the first step.
+"""Kernel selection: the way in which a device computes a thing, picked before the first step.
 
 Calls that differ only in where their operands lie are one question, so all layers take the same
 way. What was asked and which way was taken can be told in words.

@@ -1,4 +1,4 @@
-"""Memory of a process on a GPU, as it is reported at the end."""
+"""Memory use of a process on a GPU, as it is reported at the end."""
 
 import msgspec
 

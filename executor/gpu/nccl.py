@@ -1,4 +1,4 @@
-"""Collectives of flat tensors between GPUs: what a driver asks, and NCCL through CuPy.
+"""NCCL through CuPy: collectives of flat tensors between GPUs, as a driver asks for them.
 
 Every group of ranks has a communicator of its own on every lane where it meets. All ranks make,
 warm up and use their communicators in one order, so that no two of them wait for each other.

@@ -1,4 +1,4 @@
-"""Contents of the operands of timed kernels, and bytes that no cache of a GPU holds.
+"""Operand noise: contents for operands of timed kernels, and bytes that no cache of a GPU holds.
 
 Products of zeros would draw less power, and what lies in a cache would be read faster than in a
 step.

@@ -1,4 +1,4 @@
-"""The deadline of a step: ranks that wait for each other in a collective would wait for ever.
+"""Watchdog of a step: ranks that wait for each other in a collective would wait for ever.
 
 NCCL says nothing of it on one node: each kernel waits in its place for blocks of others. What
 differs between ranks (one never comes, or comes to another collective) only time can show.

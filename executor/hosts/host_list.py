@@ -1,4 +1,4 @@
-"""Hosts of a run: their names, how something is started there, and which ranks lie where."""
+"""Host list of a run: names, the command that starts something there, and each host's ranks."""
 
 import os
 import re

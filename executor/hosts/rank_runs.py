@@ -1,4 +1,4 @@
-"""One process per rank: started, watched, and ended without a trace.
+"""Rank runs: one process per rank, started, watched, and ended without a trace.
 
 Whatever happens (success, a rank that raises or is killed, Ctrl-C, SIGTERM), no process and no
 shared-memory segment is left. Causes of failures travel in files, one per rank.

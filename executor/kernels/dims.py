@@ -1,4 +1,4 @@
-"""An op's labels on its local shards: the labels of every operand, and their sizes here."""
+"""Dims of an op's local shards: the labels of every operand, and their sizes here."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Kernels that move values and compute none, and plain sums."""
+"""Movement of values: kernels that compute none, and plain sums."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""The end of a step: norms, totals, learning rate, AdamW and SGD.
+"""Optimizer kernels at a step's end: norms, totals, learning rate, AdamW and SGD.
 
 Gradients arrive as unscaled sums over the step's tokens. The gradient that is used is
 sum / tokens · min(1, clip_norm / norm), where norm is that of sum / tokens over all variables.

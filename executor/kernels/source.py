@@ -1,4 +1,4 @@
-"""Kernels without inputs: samples of the dataset, constants of the model, fills."""
+"""Source kernels, without inputs: samples of the dataset, constants of the model, fills."""
 
 import binascii
 import zlib

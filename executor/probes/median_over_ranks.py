@@ -1,4 +1,4 @@
-"""Merging: one table for every kind, from what the ranks have timed."""
+"""Ranks' timings merged by their median: one table for every kind."""
 
 from collections import Counter
 from statistics import fmean, median

@@ -1,4 +1,4 @@
-"""Cases that `millrace profile` times: the op kinds that most time goes to, at several sizes.
+"""Profiled kernels: the op kinds that most time goes to, at several sizes (`millrace profile`).
 
 The kinds left out are priced like one of these (`millrace.planner.proxies`). Labels: b batch, t
 queries, s keys, h heads, d and k features, n made, v vocabulary, p positions, z totals; c channels,

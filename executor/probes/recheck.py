@@ -1,4 +1,4 @@
-"""Check of a kept profile: three seconds in which this machine may contradict it.
+"""Recheck of a kept profile: three seconds in which this machine may contradict it.
 
 A few kernels of different kinds and the collectives between all ranks are timed again. While other
 programs are busy nothing is known, and the profile stays.

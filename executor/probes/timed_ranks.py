@@ -1,4 +1,4 @@
-"""Timings of a job of ranks that `probe_timing.py` runs in, and what they say of their quality."""
+"""Timed ranks: a job that runs `probe_timing.py`, its timings and their quality."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Conditions that every command buffer must satisfy before a host may issue it."""
+"""`validate`: conditions that every command buffer satisfies before a host may issue it."""
 
 from collections import Counter
 from collections.abc import Sequence

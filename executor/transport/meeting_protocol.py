@@ -1,4 +1,4 @@
-"""The transport of one rank as a sans-IO state machine: events in, steps to begin out.
+"""Meeting protocol: one rank's transport as a sans-IO state machine, events in, steps to begin out.
 
 A driver reports that a meeting actor is posted, and that a step is over: a message has arrived or
 was sent, a chunk is added up, all neighbours have said a word. Both return the steps that can begin

@@ -1,4 +1,4 @@
-"""`millrace.compare`: a plan's prediction beside a run of it, actor by actor."""
+"""Comparison results: a plan's prediction and a run of it, actor by actor (`millrace.compare`)."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`millrace.build`: the training graph of a model, without a plan."""
+"""Graphs of a model's training step, without a plan (`millrace.build`)."""
 
 from millrace.importing import open_checked
 from millrace.models.graph import Graph

@@ -1,4 +1,4 @@
-"""`millrace.plan` and `millrace.load`: the fastest plan for a question, or one from a file."""
+"""Plan results: the fastest plan (`millrace.plan`), or one from a file (`millrace.load`)."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

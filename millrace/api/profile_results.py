@@ -1,4 +1,4 @@
-"""`millrace.profile`: this machine's ops and collectives, measured."""
+"""Profile results: this machine's ops and collectives, measured (`millrace.profile`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`millrace.recommend`: which of several clusters, and how much of it, a run of tokens needs."""
+"""Recommendation results: the cluster that a run of tokens needs (`millrace.recommend`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

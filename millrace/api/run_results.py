@@ -1,4 +1,4 @@
-"""`millrace.run`: a plan trained on this machine, one process per rank."""
+"""Run results: the steps of a plan that was trained, one process per rank (`millrace.run`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

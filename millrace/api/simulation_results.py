@@ -1,4 +1,4 @@
-"""`millrace.simulate`: a plan on simulated time, where it was planned for or elsewhere."""
+"""Simulation results: a plan on its own cluster, or on another (`millrace.simulate`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`millrace.scale`: a model planned for many clusters, sizes, networks and batches."""
+"""Sweep results: plans for many clusters, sizes, networks and batches (`millrace.scale`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Shares of a step's time, by what it is made of, so that slopes need no simulation of their own.
+"""Time decomposition of a step, so that slopes need no simulation of their own.
 
 The step of the average device is busy, exposed communication and bubble. Priced on another cluster
 the ops of all chunks take longer by some factor, and so does the busy part; the exposed part stays,

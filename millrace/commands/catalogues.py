@@ -1,4 +1,4 @@
-"""`millrace models` and `millrace clusters`: what the catalogues hold, or what is asked for."""
+"""Catalogues on the command line: `millrace models` and `millrace clusters`."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

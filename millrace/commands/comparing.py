@@ -1,4 +1,4 @@
-"""`millrace compare`: a plan's prediction and a run of it, joined actor by actor."""
+"""Comparing a plan's prediction with a run of it, actor by actor: `millrace compare`."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`millrace improve`: a job that runs today, its single changes ranked, and the free plan."""
+"""Improving a job that runs today, by a single change or the free plan: `millrace improve`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

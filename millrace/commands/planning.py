@@ -1,4 +1,4 @@
-"""`millrace plan` and `millrace show`: find a plan, draw one, or the difference of two."""
+"""Planning: `millrace plan` finds a plan, `millrace show` draws one, or the difference of two."""
 
 from math import gcd
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`millrace profile`: measure this machine's ops and collectives, on its cores or its GPUs."""
+"""Profiling of this machine's ops and collectives, on cores or GPUs: `millrace profile`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`millrace recommend`: which of several clusters, and how much of it, a run of tokens needs."""
+"""Recommending the cluster that a run of tokens needs: `millrace recommend`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

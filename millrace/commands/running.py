@@ -1,4 +1,4 @@
-"""`millrace simulate` and `run`: a plan on simulated time, and on devices."""
+"""Running a plan, on simulated time and on devices: `millrace simulate` and `run`."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

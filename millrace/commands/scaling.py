@@ -1,4 +1,4 @@
-"""`millrace scale`: one model on several clusters, sizes, networks and batches."""
+"""Scaling of one model over clusters, sizes, networks and batches: `millrace scale`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""`millrace export` and `millrace import-config`: settings of other trainers, and back."""
+"""Trainers' settings, out of plans and back: `millrace export` and `millrace import-config`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

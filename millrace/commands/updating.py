@@ -1,4 +1,4 @@
-"""Updates of a kept profile from a run: what `compare --update-profile` and the demo do."""
+"""Updating of a kept profile from a run, for `compare --update-profile` and the demo."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`millrace validate`: published configurations predicted, and how far off each is."""
+"""Validating of predictions against published runs, and their errors: `millrace validate`."""
 
 import sys
 from pathlib import Path

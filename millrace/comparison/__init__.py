@@ -1,4 +1,4 @@
-"""Compare: predicted against measured, and the causes of the difference.
+"""Comparison: predicted against measured, and the causes of the difference.
 
 Two traces of one plan come in, a `Comparison` comes out. Read first
 `millrace/comparison/trace_join.py`, which joins the traces actor by actor.

@@ -1,4 +1,4 @@
-"""Critical paths: the firings that one step waited for, walked back from the step's end.
+"""Path walk: the firings that one step waited for, walked back from the step's end.
 
 From a firing the path goes to what it waited for the longest; from a meeting to the member that
 came last. What lies between the end of the one and the begin of the other is idle. The same walk

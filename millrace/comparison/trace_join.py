@@ -1,4 +1,4 @@
-"""Compare: predicted against measured, as a join of two traces actor by actor.
+"""Trace join: predicted against measured, actor by actor.
 
 Every figure is seconds per step on the average rank, over the steps after the warm-up that have
 spans (of a simulation: over its steady one). An actor's time is that of its spans; a meeting's span

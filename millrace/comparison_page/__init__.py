@@ -1,4 +1,4 @@
-"""The comparison as one self-contained HTML page, drawn by a script that the page holds.
+"""Comparison page: one self-contained HTML document, drawn by a script that it holds.
 
 Comes in: a plan and its two traces. Goes out: a file that needs nothing else and asks no network
 for anything, so that it can be mailed or archived. Read first `comparison_html.py` (what the page

@@ -1,4 +1,4 @@
-"""The page of a comparison: causes of the error, timelines, memory, critical paths, costs of ops.
+"""Comparison HTML: a page of an error's causes, timelines, memory, critical paths, costs of ops.
 
 With scripts switched off it shows every table and a picture of both timelines.
 """

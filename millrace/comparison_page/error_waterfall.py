@@ -1,4 +1,4 @@
-"""Why the measured step takes longer or shorter: a waterfall of causes, and both critical paths.
+"""Error waterfall: the causes for which a step takes longer or shorter; and both critical paths.
 
 Both are tables with bars in them, so that they need no script and a reader hears every figure.
 """

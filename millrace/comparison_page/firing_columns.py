@@ -1,4 +1,4 @@
-"""Firings of two timelines as typed columns of numbers: the data that the page's script draws.
+"""Firing columns: two timelines as typed columns of numbers, which the page's script draws.
 
 A column is one list of integers; an object for every bar would be ten times as long. Times count in
 units of `unit_ns` from the start of the step. In a row of bars `gap` is the time from the end of

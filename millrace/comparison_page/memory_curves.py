@@ -1,4 +1,4 @@
-"""Memory over a step by either trace: one rule, the simulator's, on the firing times of both."""
+"""Memory curves by either trace: one rule, the simulator's, on the firing times of both."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Shell of every HTML page of Millrace: one self-contained document, its style, legends."""
+"""Static page: the shell of every HTML page of Millrace, one document with its style, legends."""
 
 from collections.abc import Iterable, Mapping
 from html import escape

@@ -1,4 +1,4 @@
-"""`millrace.improve`: what a job that runs today gains from single changes."""
+"""Improvement results: gains of single changes to a job that runs today (`millrace.improve`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Predicted against measured step times of published runs."""
+"""Accuracy picture: predicted against measured step times of published runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

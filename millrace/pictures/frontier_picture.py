@@ -1,4 +1,4 @@
-"""Time against cost of a training run, with the frontier of clusters that nothing beats."""
+"""Frontier picture: time against cost of a training run, and the clusters that nothing beats."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory of a plan: what a device of every stage has to have by kind, and some over the step."""
+"""Memory picture: the bytes of every stage's devices by kind, and of some over the step."""
 
 from collections.abc import Sequence
 from pathlib import Path

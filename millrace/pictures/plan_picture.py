@@ -1,4 +1,4 @@
-"""A plan's devices by stage, and how the tensors of its repeated block lie on a stage's mesh.
+"""Plan picture: devices by stage, and the layout of its repeated block on a stage's mesh.
 
 Both parts are drawn in inches from the upper left corner.
 """

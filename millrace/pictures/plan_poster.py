@@ -1,4 +1,4 @@
-"""All pictures of a plan under each other, and which of them `millrace show --of` names."""
+"""Plan poster: all pictures of a plan under each other, or the one that `--of` names."""
 
 from collections.abc import Callable
 from pathlib import Path

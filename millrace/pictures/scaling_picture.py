@@ -1,4 +1,4 @@
-"""Scaling of a model over devices: throughput, efficiency, cost."""
+"""Scaling picture: throughput, efficiency and cost of a model over devices."""
 
 from collections.abc import Sequence
 from pathlib import Path

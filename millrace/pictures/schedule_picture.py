@@ -1,4 +1,4 @@
-"""Schedule of one step as a Gantt chart: stages × time, a cell for every pass of a microbatch."""
+"""Schedule picture: one step as a Gantt chart, stages × time, a cell for each microbatch's pass."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Profiles of this machine: how they are taken, what a plan adds to them, and what a run does.
+"""Profiling of this machine: measured profiles, and the terms that plans and runs add to them.
 
 In come plans and traces, out comes a Device whose tables say what ops and collectives take here.
 

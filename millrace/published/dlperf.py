@@ -1,4 +1,4 @@
-"""Rows of DLPerf: ResNet-50, BERT-base, GPT, Wide & Deep and face recognition on V100s.
+"""DLPerf rows: ResNet-50, BERT-base, GPT, Wide & Deep and face recognition on V100s.
 
 `question` says what one row asks and what it pins. `variant` holds what has no column; where the
 placement of a classifier or a table is a row's own, the search places it.

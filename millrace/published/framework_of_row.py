@@ -1,4 +1,4 @@
-"""Habits: the software of a published row, with what the row says of how it was set.
+"""A row's framework: its software, with the settings that the row states.
 
 A framework is one set of settings (`millrace.planner.frameworks.framework_tables`). What a row's
 columns state beyond it (captured launches, compilation, communication in pieces) changes a setting

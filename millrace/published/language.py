@@ -1,4 +1,4 @@
-"""Rows of language models: a model, a cluster, a batch and pins.
+"""Language models in published rows: a model, a cluster, a batch and pins.
 
 `question` says what one row asks and what it pins. What the zoo lacks is built from the row's
 sizes. What a row leaves blank is not pinned; `approximations` says what pins cannot.

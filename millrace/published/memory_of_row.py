@@ -1,4 +1,4 @@
-"""Memory of a row: its framework's, with the row's settings, and the figure its source prints."""
+"""A row's memory: its framework's, with the row's settings, and the figure its source prints."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""Peaks: the memory that a framework needs for a plan, and which figure a source prints of it.
+"""Peak memory that a framework needs for a plan, and the figure that a source prints of it.
 
 Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
 parameter, how losses are computed, how many layers a stage has and what is kept of an op more or

@@ -19,7 +19,7 @@ from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.peak_memory import MemoryHabit, account_bytes, peak_bytes
 from millrace.published.question import InexpressibleError, Question
-from millrace.simulator import SimulationError, forecast
+from millrace.simulator import SimulationError, predict_fast
 
 # The run happened, so it fitted: the plan is made on devices with this much memory.
 ROOM_BYTES = 10**15
@@ -178,7 +178,7 @@ def predicted(
         account = account_bytes(planned_run.plan, planned_run.keeping.figure)
     ends = planned_run.averaged_plans or (planned_run.plan,)
     every = (
-        [forecast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
+        [predict_fast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
         for cluster in clusters
     )
     return tuple(

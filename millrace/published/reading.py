@@ -1,4 +1,4 @@
-"""Tables of published measurements: which layout a CSV file has, its rows, and numbers in them.
+"""Reading of published measurements: a CSV file's layout, its rows, and numbers in them.
 
 The layouts are told apart by their header; columns that a file leaves out are blank in every row,
 but for those that its notes tell in words (`notes.py`).

@@ -1,4 +1,4 @@
-"""Memory over one step: a stacked area per stage, with what the plan lays out and the limit."""
+"""Areas of memory over one step, stacked per stage, with the bytes laid out and the limit."""
 
 from collections.abc import Mapping
 from itertools import pairwise

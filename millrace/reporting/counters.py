@@ -1,4 +1,4 @@
-"""Memory as counters of a Chrome trace: one track per stage, stacked by kind of memory."""
+"""Counters of memory in a Chrome trace: one track per stage, stacked by kind of memory."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Parts of a simulated step: where its time goes, by the resource that would shorten it.
+"""Bottlenecks of a simulated step: its time by the resource that would shorten it.
 
 The simulator splits the step of the average device in three that add up to it: busy, communication
 that nothing hides, and bubble. Each is split further:
@@ -54,14 +54,14 @@ def step_bottlenecks(plan: Plan) -> Parts:
     Names are `compute`, `memory-bound ops`, `host`, `recomputation`, `bubble`, and collectives with
     their place, such as `all_reduce between nodes`.
     """
-    from millrace.simulator import forecast
+    from millrace.simulator import predict_fast
 
     memory = plan_memory(plan)
 
     def step_ns(cluster: Cluster) -> int:
-        return forecast(replace(plan, cluster=cluster), memory).step_time_ns
+        return predict_fast(replace(plan, cluster=cluster), memory).step_time_ns
 
-    prediction = forecast(plan, memory)
+    prediction = predict_fast(plan, memory)
     step_time_ns = max(prediction.step_time_ns, 1)
     exposed = min(prediction.exposed_communication_ns / step_time_ns, 1.0)
     bubble = min(prediction.bubble_fraction, 1 - exposed)

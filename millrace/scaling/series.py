@@ -1,4 +1,4 @@
-"""Lines: what the sizes of one line (a cluster, a network, a batch) say of each other.
+"""Series of sizes on one line (a cluster, a network, a batch), and the efficiencies along it.
 
 Speed is what is left of it after failures, where these are asked about. With the sizes in
 ascending order, the smallest that has a plan is the base:

@@ -1,4 +1,4 @@
-"""The HTTP API and the page: which address answers with what.
+"""HTTP app: the API and the page, and the answer of each address.
 
 Every answer but the page's own files is a JSON document; a refusal is `{error, field}`.
 """

@@ -1,4 +1,4 @@
-"""`millrace serve`: a page on this machine that plans, and shows what a plan would become."""
+"""Serve command: `millrace serve`, a page on this machine that plans and asks what if."""
 
 from typing import Annotated
 

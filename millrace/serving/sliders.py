@@ -1,4 +1,4 @@
-"""Positions of the page's sliders, and the what-ifs that they lead to first."""
+"""Sliders of the page: their positions, and the what-ifs that they lead to first."""
 
 from collections.abc import Iterator
 

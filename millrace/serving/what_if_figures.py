@@ -18,7 +18,7 @@ from millrace.planner.plan import Plan
 from millrace.serving.engine_calls import tried
 from millrace.serving.questions import WhatIfs
 from millrace.serving.refusals import RefusedError
-from millrace.simulator import Forecast, Simulated, forecast, predict
+from millrace.simulator import FastPrediction, Simulated, predict, predict_fast
 from millrace.simulator.prediction import STAGE
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from millrace.simulator.variation.representatives import SAMPLED
@@ -131,7 +131,7 @@ class WhatIfFigures:
         """Figures of the changed plan: without events where nothing disturbs its ranks."""
         if changes.jitter == 0 and changes.straggler_factor == 1:
             measured = self.measured(digest, plan, changes)
-            steady = forecast(
+            steady = predict_fast(
                 measured.plan, measured.memory, fidelity=STAGE, stages=measured.stages
             )
             return _figures(measured.plan, steady, steady.step_time_ns)
@@ -163,7 +163,9 @@ def _mean_step_ns(simulated: Simulated) -> float:
     return float(simulated.step_time_ns)
 
 
-def _figures(plan: Plan, simulated: Simulated | Forecast, step_time_ns: float) -> dict[str, Any]:
+def _figures(
+    plan: Plan, simulated: Simulated | FastPrediction, step_time_ns: float
+) -> dict[str, Any]:
     """Figures of a changed plan, for steps that take so long."""
     if step_time_ns <= 0:
         raise PlanError("the simulated step has no length")

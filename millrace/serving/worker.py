@@ -1,4 +1,4 @@
-"""A process that computes for the server: plans in one, simulations in another.
+"""Worker process of the server: one computes plans, another simulations.
 
 Messages are JSON. One comes in, `{task, …}`; any number of `{progress}` go out, then `{answer}` or
 `{refused, status, field}`. It ends when the server does, and is killed where it takes too long.

@@ -1,4 +1,4 @@
-"""The server's end of a worker: a process that is started when it is asked, and can be killed."""
+"""Worker line: the server's end of a process that is started when asked, and can be killed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Table of alternatives: in which roles each differs from the plan, and what it loses or lacks.
+"""Alternatives as a table: the roles in which each differs from the plan, and its loss or lack.
 
 What it loses is a share of the plan's step: by the simulator, by times of blocks that were measured
 in the simulator, or by the planner's own cost.

@@ -1,4 +1,4 @@
-"""Tables of the causes of an error, and of the critical paths that it lies on."""
+"""Causes of an error as tables, with the critical paths that it lies on."""
 
 from rich.table import Table
 

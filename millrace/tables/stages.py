@@ -1,4 +1,4 @@
-"""Tables of stages, mesh axes and ranks: a line for each, whatever the number of devices.
+"""Stages, mesh axes and ranks as tables: a line for each, whatever the number of devices.
 
 Ranks are numbered stage after stage, row-major over the mesh.
 """

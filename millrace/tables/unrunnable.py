@@ -1,4 +1,4 @@
-"""Lines on what of a plan a framework cannot run: its own, or another that is asked about."""
+"""Unrunnable parts of a plan: lines on them, for its own framework or another."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A Trace in Chrome's form, which Perfetto opens: ranks as processes, queues as tracks.
+"""Chrome's form of a Trace, which Perfetto opens: ranks as processes, queues as tracks.
 
 Written as the Trace Event Format says (Google, "Trace Event Format", 2016): complete events (`X`)
 with microseconds, and metadata events (`M`) that name and order processes and threads.

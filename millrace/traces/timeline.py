@@ -1,4 +1,4 @@
-"""One step of a trace as bars: what every picture of a run or a prediction is drawn from."""
+"""Timeline: one step of a trace as bars, from which pictures of runs and predictions are drawn."""
 
 from typing import NamedTuple
 

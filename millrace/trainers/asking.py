@@ -1,4 +1,4 @@
-"""Questions of jobs: the model, cluster, batch and pins with which the planner is asked of one."""
+"""Asking the planner about a job: the model, cluster, batch and pins of the question."""
 
 import re
 from collections.abc import Callable

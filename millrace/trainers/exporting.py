@@ -1,4 +1,4 @@
-"""Exports: a plan as the files of a trainer, and these files written to a folder."""
+"""Exporting a plan: the files of a trainer, and the same written to a folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face `config.json`, from which transformers builds it.
+"""Hugging Face config (`config.json`) of a model, from which transformers builds it.
 
 A model is written as every model type that might be it, and read back by the importer; the one that
 comes nearest is taken, if its ops are the plan's.

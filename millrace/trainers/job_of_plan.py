@@ -1,4 +1,4 @@
-"""The job of a plan: what a trainer has to be told, or why it has no words for it."""
+"""A plan's job: all that a trainer has to be told, or why it has no words for it."""
 
 from typing import Any
 

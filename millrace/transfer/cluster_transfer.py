@@ -1,4 +1,4 @@
-"""Another cluster: the same ranks on as many devices, with their links and their memory."""
+"""Cluster transfer: a plan's ranks on another cluster's devices, with their links and memory."""
 
 from msgspec.structs import replace
 

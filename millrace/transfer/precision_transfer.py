@@ -1,4 +1,4 @@
-"""Another precision: the plan's layouts, and those of the ops that the precision adds.
+"""Precision transfer: a plan's layouts, and those of the ops that another precision adds.
 
 Most ops are there in every precision, by the same name, and keep their signatures. Casts to 16 bits
 and quantisations to 8 are added or fall away. An added op lies as its inputs come to it, so that

@@ -1,4 +1,4 @@
-"""New names for the ops and tensors of blocks: equal blocks, equal names behind the block's own."""
+"""Naming of ops and tensors of blocks: equal blocks, equal names behind the block's own."""
 
 from collections.abc import Mapping, Sequence
 

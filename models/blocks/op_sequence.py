@@ -1,4 +1,4 @@
-"""The stream of a graph: its ops that work on data, in order, each as a number that says its like.
+"""The op sequence of a graph, its *stream*: ops that work on data, equal numbers for equal ones.
 
 Positions in the stream are what repetitions and cuts are counted in.
 """

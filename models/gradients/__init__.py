@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation on the graph.
+"""Gradients on the graph, by reverse-mode differentiation.
 
 In goes a forward graph, out come the gradients of its variables as further ops. Every kind of op
 has one rule, an entry of `RULES`, that adds the gradient ops of one forward op; `reverse.py`

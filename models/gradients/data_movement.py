@@ -1,4 +1,4 @@
-"""Rules of ops that move values: rates, dtypes, dims, pieces."""
+"""Data movement: gradient rules of ops that move values (rates, dtypes, dims, pieces)."""
 
 from millrace.models.gradients.linear import transpose_rule
 from millrace.models.gradients.tape import UNIT_GRADIENT, Gradients, Tape

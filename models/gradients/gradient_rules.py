@@ -1,4 +1,4 @@
-"""The table of rules: one per differentiable kind, as a test holds it to the op table."""
+"""Gradient rules: one per differentiable kind of op, as a test holds them to the op table."""
 
 from millrace.models.gradients import data_movement, layer_gradients, linear
 from millrace.models.gradients.tape import Rule

@@ -1,4 +1,4 @@
-"""Rules of norms, embeddings, attention, convolution, pooling and experts."""
+"""Layer gradients: rules of norms, embeddings, attention, convolution, pooling and experts."""
 
 from millrace.models.gradients.tape import Gradients, Tape
 from millrace.models.graph import Op

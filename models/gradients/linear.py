@@ -1,4 +1,4 @@
-"""Rules of products, sums, softmax, elementwise functions and losses."""
+"""Linear and elementwise ops: gradient rules of products, sums, softmax, functions and losses."""
 
 from millrace.models.errors import ModelError
 from millrace.models.fp8 import ARITHMETIC, quantised

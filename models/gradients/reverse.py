@@ -1,4 +1,4 @@
-"""The pass that differentiates a graph: rules applied from the loss back to the variables.
+"""Reverse mode: gradient rules applied from the loss back to the variables.
 
 Every use of a variable (its `repeat`) gets one `accumulate`; uses are added up once a step, where
 the variable lives.

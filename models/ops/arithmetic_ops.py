@@ -1,4 +1,4 @@
-"""Rows of products, sums, softmax and losses.
+"""Arithmetic ops: rows of products, sums, softmax and losses.
 
 Shape legend: b batch, t sequence, k d n features, v vocabulary, s classes of a classifier.
 """

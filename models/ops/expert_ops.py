@@ -1,4 +1,4 @@
-"""Rows of a mixture of experts: routing, dispatch and combine, in GShard's form.
+"""Expert ops: rows of routing, dispatch and combine, in GShard's form.
 
 A sample is the group inside which experts have a capacity, so that neither the split nor the
 microbatch changes who is dropped. Splitting the expert label e of the products between dispatch and

@@ -1,4 +1,4 @@
-"""Rows of norms, embeddings, attention, convolution and pooling.
+"""Layer ops: rows of norms, embeddings, attention, convolution and pooling.
 
 Shape legend: b batch, t query positions, s key positions, h heads, g groups of query heads that
 share keys, r query heads of a group, d u features, v vocabulary, c n channels, y x (j i after the

@@ -1,4 +1,4 @@
-"""Rows of elementwise functions: each with its gradient `<name>_grad` of (x, dy).
+"""Pointwise ops: rows of elementwise functions, each with its gradient `<name>_grad` of (x, dy).
 
 A function is one entry of `FUNCTIONS` here and one pair of formulas in every backend.
 """

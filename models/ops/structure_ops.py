@@ -1,4 +1,4 @@
-"""Rows that hold a graph together: sources, rates, layout, and the optimizer.
+"""Structure ops: rows that hold a graph together (sources, rates, layout, and the optimizer).
 
 Shape legend: b batch, t sequence, d k n features, p positions, z the three step totals.
 """

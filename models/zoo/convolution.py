@@ -1,4 +1,4 @@
-"""Parts of convolutional models: a convolution, a batch norm, a pooling, each with its weights.
+"""Convolution, batch norm and pooling as parts of models, each with its weights.
 
 A batch norm takes its statistics over the whole microbatch. Running averages of them, which only
 inference reads, are no part of a training graph.

@@ -1,4 +1,4 @@
-"""Parts of a transformer block, as GPT, BERT and the vision transformer have them.
+"""Transformer parts of a block, as GPT, BERT and the vision transformer have them.
 
 Where the norms stand is the family's own affair. Heads stay a dim of their own, so that splitting
 them is S on that dim.

@@ -1,4 +1,4 @@
-"""Vision transformer: an encoder over the patches of an image, and a class token before them.
+"""ViT, the vision transformer: an encoder over an image's patches and a class token before them.
 
 Patches by a convolution whose windows do not overlap (what is left over at the right and below is
 not read), learned positions, a layer norm before each part, GELU in its exact form, a classifier on

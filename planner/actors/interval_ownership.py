@@ -1,4 +1,4 @@
-"""Covering: the interval, of many that cover it, for which each instant of a window counts."""
+"""Interval ownership: each instant of a window counts for one of the intervals that cover it."""
 
 from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush

@@ -1,4 +1,4 @@
-"""Checks that every actor graph passes before a driver may run it."""
+"""`validate`: checks that every actor graph passes before a driver may run it."""
 
 from collections import Counter
 

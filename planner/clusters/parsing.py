@@ -1,4 +1,4 @@
-"""Clusters as the command line has them: of the catalogue, of this machine, or a file.
+"""Parsing of clusters on the command line: of the catalogue, of this machine, or a file.
 
 `DEVICE:GPUS_PER_NODExNODES`, `local:N`, `local:NxHOSTS`, `local-gpu:N`, or the path of a TOML file.
 """

@@ -1,4 +1,4 @@
-"""Checks of a Cluster: every value in its range, every level made of whole lower ones."""
+"""Validation of a Cluster: every value in its range, every level made of whole lower ones."""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
 from millrace.planner.compile.bundles import kept_places, taking_turns
-from millrace.planner.compile.live_ranges import LiveRange, Spans, stretches
+from millrace.planner.compile.live_ranges import LiveRange, LiveRanges, stretches
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.stage_ir import (
     BEGIN,
@@ -42,8 +42,8 @@ from millrace.planner.compile.stage_ir import (
 )
 
 
-class PlacedSpan(NamedTuple):
-    """A span at its offset."""
+class PlacedRange(NamedTuple):
+    """A live range at its offset."""
 
     offset: int
     size: int
@@ -63,14 +63,14 @@ def lay_out(program: Program, draft: StageIR, table: Timetable) -> Program:
     table
         The orders of all stages.
     """
-    spans = Spans(draft, table.joint)
-    offsets, end = shared_places(spans, table.pairs)
-    lent = aliased_registers(spans, offsets.keys())
+    live_ranges = LiveRanges(draft, table.joint)
+    offsets, end = shared_places(live_ranges, table.pairs)
+    lent = aliased_registers(live_ranges, offsets.keys())
     buffers = communication_buffers(draft)
     registers = list(program.registers)
     for index, offset in offsets.items():
         registers[index] = replace(registers[index], offset_bytes=offset, memory_kind=TEMPORARY)
-    bundle_registers = taking_turns(spans, offsets.keys() | lent.keys())
+    bundle_registers = taking_turns(live_ranges, offsets.keys() | lent.keys())
     places, end = kept_places(draft, bundle_registers, table.turns[program.stage], end)
     for index, place in places.items():
         registers[index] = replace(registers[index], **place)
@@ -111,7 +111,7 @@ def communication_buffers(draft: StageIR) -> frozenset[int]:
     )
 
 
-def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], int]:
+def shared_places(live_ranges: LiveRanges, pairs: bool = False) -> tuple[dict[int, int], int]:
     """Offsets of the registers that share the area, and the area's size.
 
     Where a schedule pairs forwards with gradients, forwards have an area of their own below that of
@@ -119,7 +119,7 @@ def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], in
 
     Parameters
     ----------
-    spans : Spans
+    live_ranges : LiveRanges
         Of a stage's registers; its `followers` are filled in.
     pairs : bool
         True if slots of the schedule run beside others (`Timetable.pairs`). False: all sections
@@ -134,8 +134,8 @@ def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], in
     sizes = {True: 0, False: 0}  # of forwards, of all others
     packed: dict[object, tuple[tuple[int, ...], int]] = {}
     above: list[int] = []
-    for section, local in spans.by_section().items():
-        starts = [start for start, _ in stretches(spans.draft, spans.ops(section))]
+    for section, local in live_ranges.by_section().items():
+        starts = [start for start, _ in stretches(live_ranges.draft, live_ranges.ops(section))]
         stepwise = section in (BEGIN, UPDATE)
         places, size = _pack_section(local, starts, packed, stepwise)
         offsets |= places
@@ -145,11 +145,11 @@ def shared_places(spans: Spans, pairs: bool = False) -> tuple[dict[int, int], in
     if pairs:
         offsets |= {register: sizes[True] + offsets[register] for register in above}
     area = sum(sizes.values()) if pairs else max(sizes.values())
-    offsets |= {register: offsets[leader] for register, leader in spans.followers.items()}
+    offsets |= {register: offsets[leader] for register, leader in live_ranges.followers.items()}
     return offsets, area
 
 
-def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, int]]:
+def aliased_registers(live_ranges: LiveRanges, shared: Set[int]) -> dict[int, tuple[int, int]]:
     """Registers that lie in the place of another, by that one and the bytes behind its start.
 
     A weight's parts, and what boxing makes of them before the first microbatch, are read before
@@ -160,7 +160,7 @@ def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, in
 
     Parameters
     ----------
-    spans : Spans
+    live_ranges : LiveRanges
         Of a stage's registers.
     shared : set of int
         Registers in the area that sections share (`shared_places`); a weight of which one of these
@@ -171,14 +171,14 @@ def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, in
     dict of int to tuple (int, int)
         By index of a register, the index of the other and the bytes.
     """
-    draft = spans.draft
+    draft = live_ranges.draft
     places: dict[int, tuple[int, int]] = {}
     for variable, gradient in _updates(draft):
-        parts, gathered = _gathered(spans, variable)
-        total, reduced = _summed(spans, gradient)
+        parts, gathered = _gathered(live_ranges, variable)
+        total, reduced = _summed(live_ranges, gradient)
         if total is None or gathered is None or {total, gathered, *parts, *reduced} & shared:
             continue
-        if not _read_before(spans, gathered, total):
+        if not _read_before(live_ranges, gathered, total):
             continue
         behind = 0
         for part in parts:
@@ -190,7 +190,7 @@ def aliased_registers(spans: Spans, shared: Set[int]) -> dict[int, tuple[int, in
         row = [total, *reduced]
         for position, register in enumerate(reduced):
             owner = total if position % 2 else gathered
-            alone = position == 0 or len(spans.readers[row[position - 1]]) == 1
+            alone = position == 0 or len(live_ranges.readers[row[position - 1]]) == 1
             if alone and draft.registers[register].slot_bytes <= draft.registers[owner].slot_bytes:
                 places[register] = owner, 0
     return places
@@ -225,36 +225,36 @@ def _made_of(actor: ActorIR, register: int) -> list[int]:
     ]
 
 
-def _gathered(spans: Spans, variable: int) -> tuple[list[int], int | None]:
+def _gathered(live_ranges: LiveRanges, variable: int) -> tuple[list[int], int | None]:
     """Registers made of a variable before the first microbatch: all but the last, and the last."""
-    draft, parts = spans.draft, list[int]()
+    draft, parts = live_ranges.draft, list[int]()
     last = variable
     while True:
         readers = [
             reader
-            for reader in spans.readers.get(last, ())
+            for reader in live_ranges.readers.get(last, ())
             if draft.actors[reader].section == BEGIN
         ]
         if not readers:
             is_made = last in draft.producer and not draft.registers[last].initial
             return parts[:-1], last if is_made else None
-        if len(readers) > 1 or (last != variable and len(spans.readers[last]) > 1):
+        if len(readers) > 1 or (last != variable and len(live_ranges.readers[last]) > 1):
             return [], None
         actor = draft.actors[readers[0]]
         outputs = _made_of(actor, last)
-        if len(outputs) != 1 or (actor.lane != "compute" and not spans.local(readers[0])):
+        if len(outputs) != 1 or (actor.lane != "compute" and not live_ranges.local(readers[0])):
             return [], None
         (last,) = outputs
         parts.append(last)
 
 
-def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
+def _summed(live_ranges: LiveRanges, gradient: int) -> tuple[int | None, list[int]]:
     """Sum of all microbatches that a gradient is boxed from, and what boxing made of it."""
-    draft, reduced = spans.draft, list[int]()
+    draft, reduced = live_ranges.draft, list[int]()
     boxed: int | None = None  # the actor that boxes it on
     while True:
         index = draft.producer.get(gradient)
-        readers = [reader for reader in spans.readers[gradient] if reader != boxed]
+        readers = [reader for reader in live_ranges.readers[gradient] if reader != boxed]
         alone = all(
             draft.actors[reader].section == UPDATE and draft.actors[reader].lane == "compute"
             for reader in readers
@@ -264,54 +264,58 @@ def _summed(spans: Spans, gradient: int) -> tuple[int | None, list[int]]:
         actor = draft.actors[index]
         if "accumulate" in actor.kinds:
             return gradient, reduced[::-1]
-        if not spans.local(index):
+        if not live_ranges.local(index):
             return None, []
         reduced.append(gradient)
         part = [port.register for port in actor.outputs].index(gradient)
         gradient, boxed = actor.inputs[part].register, index
 
 
-def _read_before(spans: Spans, gathered: int, total: int) -> bool:
+def _read_before(live_ranges: LiveRanges, gathered: int, total: int) -> bool:
     """True if every microbatch reads a weight before its gradient is added to the sum."""
-    draft = spans.draft
+    draft = live_ranges.draft
     end = draft.producer[total]
-    last = spans.section(end)
-    readers = spans.readers.get(gathered, ())
+    last = live_ranges.section(end)
+    readers = live_ranges.readers.get(gathered, ())
     parts = [draft.actors[reader].section for reader in readers]
     return ("F", last[1]) in parts and all(
         draft.actors[reader].lane == "compute"
         and section[1] == last[1]
-        and (reader < end or spans.section(reader) != last)
+        and (reader < end or live_ranges.section(reader) != last)
         and PART_ORDER[section[0]] <= PART_ORDER[draft.actors[end].section[0]]
         for reader, section in zip(readers, parts, strict=True)
     )
 
 
 def _pack_section(
-    spans: Sequence[LiveRange],
+    live_ranges: Sequence[LiveRange],
     starts: Sequence[int],
     packed: dict[object, tuple[tuple[int, ...], int]],
     stepwise: bool,
 ) -> tuple[dict[int, int], int]:
-    """Offsets of a section's spans, and the bytes they take; `packed` remembers stretches.
+    """Offsets of a section's live ranges, and the bytes they take; `packed` remembers stretches.
 
     Once a step (`stepwise`) what lives across stretches is left out: each adds its own.
     """
     across: dict[int, list[LiveRange]] = {}
     within: dict[int, list[LiveRange]] = {}
-    for span in spans:
-        first, last = bisect_right(starts, span.first), bisect_right(starts, span.last)
+    for live_range in live_ranges:
+        first, last = bisect_right(starts, live_range.first), bisect_right(starts, live_range.last)
         if first == last:
-            within.setdefault(first, []).append(span)
+            within.setdefault(first, []).append(live_range)
         elif not stepwise:
-            across.setdefault(last if first == last - 1 else 0, []).append(span)
+            across.setdefault(last if first == last - 1 else 0, []).append(live_range)
     fixed, offsets = _pack_across(across)
     area = max((placed.offset + placed.size for placed in fixed), default=0)
     for stretch, local in within.items():
         begin = starts[stretch - 1]
-        end = starts[stretch] - 1 if stretch < len(starts) else max(span.last for span in local)
+        end = (
+            starts[stretch] - 1
+            if stretch < len(starts)
+            else max(live_range.last for live_range in local)
+        )
         around = sorted(
-            PlacedSpan(
+            PlacedRange(
                 placed.offset,
                 placed.size,
                 max(placed.first, begin) - begin,
@@ -320,53 +324,68 @@ def _pack_section(
             for placed in fixed
             if placed.first <= end and begin <= placed.last
         )
-        moved = [span._replace(first=span.first - begin, last=span.last - begin) for span in local]
-        key = tuple(span[1:] for span in moved), tuple(around)
+        moved = [
+            live_range._replace(first=live_range.first - begin, last=live_range.last - begin)
+            for live_range in local
+        ]
+        key = tuple(live_range[1:] for live_range in moved), tuple(around)
         if key not in packed:
-            offset_of = {span.register: offset for span, offset in _fitted(moved, list(around))}
-            places = tuple(offset_of[span.register] for span in local)
+            offset_of = {
+                live_range.register: offset for live_range, offset in _fitted(moved, list(around))
+            }
+            places = tuple(offset_of[live_range.register] for live_range in local)
             packed[key] = places, max(p + s.size for p, s in zip(places, local, strict=True))
         places, size = packed[key]
-        offsets |= {span.register: place for span, place in zip(local, places, strict=True)}
+        offsets |= {
+            live_range.register: place for live_range, place in zip(local, places, strict=True)
+        }
         area = max(area, size)
     return offsets, area
 
 
-def _pack_across(across: dict[int, list[LiveRange]]) -> tuple[list[PlacedSpan], dict[int, int]]:
+def _pack_across(across: dict[int, list[LiveRange]]) -> tuple[list[PlacedRange], dict[int, int]]:
     """Places of what lives across stretches, by the last one where that is next to the first.
 
     What ends in even stretches and what ends in odd ones have a part each, so that however many
     stretches there are, those two parts are as large as the largest pair of neighbours needs. What
     lives longer (0) lies below.
     """
-    fixed: list[PlacedSpan] = []
+    fixed: list[PlacedRange] = []
     offsets: dict[int, int] = {}
     base = 0
     for part in ([0], *(sorted(k for k in across if k and k % 2 == odd) for odd in (0, 1))):
         end = base
         for stretch in part:
-            placed: list[PlacedSpan] = []
-            for span, offset in _fitted(across.get(stretch, ()), placed):
-                offsets[span.register] = base + offset
-                end = max(end, base + offset + span.size)
+            placed: list[PlacedRange] = []
+            for live_range, offset in _fitted(across.get(stretch, ()), placed):
+                offsets[live_range.register] = base + offset
+                end = max(end, base + offset + live_range.size)
             fixed += (place._replace(offset=base + place.offset) for place in placed)
         base = end
     return fixed, offsets
 
 
 def _fitted(
-    spans: Sequence[LiveRange], placed: list[PlacedSpan]
+    live_ranges: Sequence[LiveRange], placed: list[PlacedRange]
 ) -> Iterator[tuple[LiveRange, int]]:
     """First fit, largest first, around and into what is placed already (sorted by offset)."""
-    for span in sorted(spans, key=lambda span: (-span.size, span.first, span.last, span.register)):
+    for live_range in sorted(
+        live_ranges,
+        key=lambda live_range: (
+            -live_range.size,
+            live_range.first,
+            live_range.last,
+            live_range.register,
+        ),
+    ):
         offset = 0
         for other in placed:
             if (
-                other.first <= span.last
-                and span.first <= other.last
-                and other.offset < offset + span.size
+                other.first <= live_range.last
+                and live_range.first <= other.last
+                and other.offset < offset + live_range.size
                 and offset < other.offset + other.size
             ):
                 offset = other.offset + other.size
-        insort(placed, PlacedSpan(offset, span.size, span.first, span.last))
-        yield span, offset
+        insort(placed, PlacedRange(offset, live_range.size, live_range.first, live_range.last))
+        yield live_range, offset

@@ -12,17 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from millrace.planner.compile.live_ranges import Spans, stretches
+from millrace.planner.compile.live_ranges import LiveRanges, stretches
 from millrace.planner.compile.packing import UNSTRETCHED, Bundle, Turns, packed, taken_in_turn
 from millrace.planner.compile.stage_ir import PART_ORDER, SLOT_PARTS, Section, StageIR
 
 
-def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
+def taking_turns(live_ranges: LiveRanges, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
     """Registers that live from one section of a chunk to a later one, by what is alive together.
 
     Parameters
     ----------
-    spans : Spans
+    live_ranges : LiveRanges
         Of a stage's registers.
     elsewhere : set of int
         Registers that have a place already: in the area that sections share, or in that of another.
@@ -32,19 +32,19 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
     dict of Bundle to list of int
         Indices of registers of activations, those of no bytes left out.
     """
-    draft = spans.draft
+    draft = live_ranges.draft
     bundle_registers: dict[Bundle, list[int]] = {}
     starts: dict[int, list[int]] = {}  # of the stretches of input gradients, by chunk
-    for register in spans.candidates:
+    for register in live_ranges.candidates:
         kind, size = draft.registers[register].memory_kind, draft.registers[register].slot_bytes
-        begin = None if register in elsewhere else spans.begin(register)
+        begin = None if register in elsewhere else live_ranges.begin(register)
         if begin is None or begin[0][0] not in SLOT_PARTS or kind != "activation" or not size:
             continue
         (maker_part, chunk), begun = begin
-        readers = spans.readers.get(register, ())
-        ends = {spans.section(reader) for reader in readers}
+        readers = live_ranges.readers.get(register, ())
+        ends = {live_ranges.section(reader) for reader in readers}
         last = max((PART_ORDER[part] for part, _ in ends), default=0)
-        done = [spans.done(reader, spans.section(reader)) for reader in readers]
+        done = [live_ranges.done(reader, live_ranges.section(reader)) for reader in readers]
         if (
             None in done
             or last <= PART_ORDER[maker_part]
@@ -57,19 +57,19 @@ def taking_turns(spans: Spans, elsewhere: Set[int]) -> dict[Bundle, list[int]]:
         stretch = UNSTRETCHED
         if "B" in (maker_part, end):
             if chunk not in starts:
-                starts[chunk] = [start for start, _ in chunk_stretches(spans, chunk)]
+                starts[chunk] = [start for start, _ in chunk_stretches(live_ranges, chunk)]
             moment = begun if maker_part == "B" else max(time for time in done if time is not None)
             stretch = bisect_right(starts[chunk], moment) - 1
         bundle_registers.setdefault(Bundle(chunk, maker_part, end, stretch), []).append(register)
     return bundle_registers
 
 
-def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
+def chunk_stretches(live_ranges: LiveRanges, chunk: int) -> list[tuple[int, str]]:
     """Stretches of a chunk's input gradients; none where a block has several.
 
     Parameters
     ----------
-    spans : Spans
+    live_ranges : LiveRanges
         Of the registers of the stage that has the chunk.
     chunk : int
         Number of the chunk on its stage.
@@ -80,7 +80,7 @@ def chunk_stretches(spans: Spans, chunk: int) -> list[tuple[int, str]]:
         When each starts (2i for op number i of the draft), and its block. Empty too where both
         gradients are one section.
     """
-    rows = stretches(spans.draft, spans.ops(("B", chunk)))
+    rows = stretches(live_ranges.draft, live_ranges.ops(("B", chunk)))
     return rows if len({block for _, block in rows}) == len(rows) else []
 
 

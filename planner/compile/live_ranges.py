@@ -1,4 +1,4 @@
-"""Spans: when each register of a stage holds its place, where no run is needed to tell.
+"""Live ranges of a stage's registers, for those of which no run is needed to tell.
 
 Time is counted within a section of the compute queue, in which the ops of one block form a
 *stretch*.
@@ -22,8 +22,8 @@ class LiveRange(NamedTuple):
     last: int
 
 
-class Spans:
-    """Registers of a draft that never outlive one section, and their spans."""
+class LiveRanges:
+    """Registers of a draft that never outlive one section, and their live ranges."""
 
     def __init__(self, draft: StageIR, joint_backward: bool) -> None:
         self.draft = draft
@@ -63,27 +63,32 @@ class Spans:
         return self._ops.get(section, [])
 
     def by_section(self) -> dict[Section, list[LiveRange]]:
-        """Spans of the registers that share the area, per section.
+        """Live ranges of the registers that share the area, per section.
 
-        One place that several take in turn is one span, known by the first of them.
+        One place that several take in turn is one live range, known by the first of them.
         """
-        spans_by_section: dict[Section, dict[int, LiveRange]] = {}
+        ranges_by_section: dict[Section, dict[int, LiveRange]] = {}
         for register in self.candidates:
             begin = self.begin(register)
             end = self.end(register, begin[0]) if begin else None
             if not begin or end is None:
                 continue
-            spans = spans_by_section.setdefault(begin[0], {})
+            live_ranges = ranges_by_section.setdefault(begin[0], {})
             leader = self.draft.places.get(register, register)
             size = self.draft.registers[register].slot_bytes
-            span = LiveRange(register, size, begin[1], end)
-            if leader != register and leader in spans:
+            live_range = LiveRange(register, size, begin[1], end)
+            if leader != register and leader in live_ranges:
                 self.followers[register] = leader
-                first = spans[leader]
+                first = live_ranges[leader]
                 size = max(size, first.size)
-                span = LiveRange(leader, size, min(span.first, first.first), max(end, first.last))
-            spans[span.register] = span
-        return {section: list(spans.values()) for section, spans in spans_by_section.items()}
+                live_range = LiveRange(
+                    leader, size, min(live_range.first, first.first), max(end, first.last)
+                )
+            live_ranges[live_range.register] = live_range
+        return {
+            section: list(live_ranges.values())
+            for section, live_ranges in ranges_by_section.items()
+        }
 
     def local(self, index: int) -> bool:
         """True if an actor is a collective of this stage alone."""
@@ -149,7 +154,7 @@ def stretches(draft: StageIR, ops: Sequence[int]) -> list[tuple[int, str]]:
     draft : StageIR
         The stage that the section is of.
     ops : sequence of int
-        Actors of the section on the compute queue, in order (`Spans.ops`).
+        Actors of the section on the compute queue, in order (`LiveRanges.ops`).
 
     Returns
     -------

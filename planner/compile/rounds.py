@@ -1,4 +1,4 @@
-"""An op on a ring (`millrace.planner.ring_attention`) as actors: its rounds and their rotations.
+"""Rounds of an op on a ring (`millrace.planner.ring_attention`) as actors, and their rotations.
 
 Round j works on the block that rotation j brought; rotation j + 1 hands the same block on at the
 same time. The block of round j + 2 takes the place of that of round j, so a device never holds more

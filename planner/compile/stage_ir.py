@@ -1,4 +1,4 @@
-"""Drafts: a stage's actors and registers while the compiler still adds to them."""
+"""Stage IR: a stage's actors and registers while the compiler still adds to them."""
 
 from dataclasses import dataclass, field
 from math import prod

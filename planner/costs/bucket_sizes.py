@@ -1,4 +1,4 @@
-"""Buckets: which messages are state, so that a framework may send them as parts of larger ones.
+"""Bucket sizes of state: weights and gradients travel as parts of larger messages.
 
 Gradients are summed and split weights gathered from one long array (DDP's buckets, Megatron's
 gradient buffer, ZeRO's flat parameters), `Software.bucket_bytes` at a time. A variable smaller than

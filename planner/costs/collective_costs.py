@@ -1,4 +1,4 @@
-"""Collectives: how long a meeting takes once all its members have come.
+"""Collective costs: the time that a meeting takes once all its members have come.
 
 A collective is the fastest of several algorithms, each a straight line over the bytes of the
 message: those of the devices' library (`protocols`), or all that there are. A group inside a node

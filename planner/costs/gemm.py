@@ -1,4 +1,4 @@
-"""Products: how long a matrix product or a convolution takes, by tiles and waves.
+"""GEMM: the time that a matrix product or a convolution takes, by tiles and waves.
 
 A kernel cuts the output into tiles of one size; every multiprocessor does one at a time, so that
 tiles come in waves, the last of which may be nearly empty. `sizes_of` says which product an op is:

@@ -1,4 +1,4 @@
-"""Layouts: how a group of ranks lies on the levels of a cluster, all that a collective depends on.
+"""Group topology: the place of a group on a cluster's levels, all that a collective depends on.
 
 Units are what the levels hold: a rank, an island, a node, what is under a leaf, the cluster. A
 group crosses a level where several of its units of the level below meet; other levels are left

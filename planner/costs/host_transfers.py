@@ -1,4 +1,4 @@
-"""Host memory: how long optimizer state takes to and from it, beside the update itself.
+"""Host transfers: the time that optimizer state takes to and from host memory.
 
 ZeRO-Offload's idea (Ren et al. 2021, section 4.1), with the update left on the device: every step
 the state of a variable comes in, is updated and goes out again, in pieces of at most `PIECE_BYTES`

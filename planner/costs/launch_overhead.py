@@ -1,4 +1,4 @@
-"""Pacing: what holds computation back beside the protocol, on devices that software drives.
+"""Launch overhead and contention (*pacing*): launches and moving data hold computation back.
 
 * *Launches.* A rank's host launches the actors of a compute queue in their order, one after the
   other, and runs ahead of the device within a step; the next step's launches begin when the queue's

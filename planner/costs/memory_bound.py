@@ -1,4 +1,4 @@
-"""Traffic: how long ops take that are bound by memory."""
+"""Memory-bound ops: the time that they take, by the bytes that they read and write."""
 
 import numpy as np
 

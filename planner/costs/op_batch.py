@@ -1,4 +1,4 @@
-"""Firings of one op: what its duration follows from, of many local shapes at once.
+"""Op batch: firings of one op on many local shapes, and the facts that their times follow from.
 
 The actors of a plan have one shape each, the options of a search thousands: both are arrays here.
 

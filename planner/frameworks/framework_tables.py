@@ -1,4 +1,4 @@
-"""Frameworks by name, with what they cost, can run and keep (`frameworks.toml`, one table each)."""
+"""Framework tables (`frameworks.toml`): costs, capabilities and memory of each, by name."""
 
 from difflib import get_close_matches
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Shares: what each op of a group moves and pays, so that the ops' prices add up to the group's.
+"""Fused traffic: the share that each op of a group moves and pays; shares add up to the group's.
 
 A price is asked for op by op, in the search on many shards at once. So a group is told by its ops:
 each moves what no op before it has on the chip already, and what the group does not write costs
@@ -158,40 +158,40 @@ def shares_of_graph(graph: Graph, *, joint: bool = True) -> dict[str, Share]:
     joint : bool
         True if gradients of inputs and of weights run in one slot, so that they may be fused.
     """
-    nodes, values = _net_of(graph)
-    net = fused_groups(nodes, values, joint=joint)
+    nodes, values = _nodes_of(graph)
+    fusion_graph = fused_groups(nodes, values, joint=joint)
     shares = {
         node.name: _alone(node, values, follows=True)
         for node in nodes
         if node.kind in AT_ENDS and node.firings == 1
     }
-    for group in dict.fromkeys(net.groups.values()):
-        members = [net.nodes[index] for index in group]
-        group_shares = shares_of(members, values, written(net, group))
+    for group in dict.fromkeys(fusion_graph.groups.values()):
+        members = [fusion_graph.nodes[index] for index in group]
+        group_shares = shares_of(members, values, written(fusion_graph, group))
         shares |= {node.name: share for node, share in zip(members, group_shares, strict=True)}
     return shares
 
 
-def written(net: FusionGraph, group: Sequence[int]) -> list[Hashable]:
+def written(fusion_graph: FusionGraph, group: Sequence[int]) -> list[Hashable]:
     """Results of a group that a node outside it reads, or none at all.
 
     Parameters
     ----------
-    net : FusionGraph
+    fusion_graph : FusionGraph
         All nodes and who reads their results.
     group : sequence of int
-        Indexes of the group's nodes in `net.nodes`.
+        Indexes of the group's nodes in `fusion_graph.nodes`.
     """
     inside = set(group)
     return [
         name
         for index in group
-        for name in net.nodes[index].outputs
-        if not (readers := net.readers.get(name, ())) or set(readers) - inside
+        for name in fusion_graph.nodes[index].outputs
+        if not (readers := fusion_graph.readers.get(name, ())) or set(readers) - inside
     ]
 
 
-def _net_of(graph: Graph) -> tuple[list[FusionNode], dict[Hashable, FusionTensor]]:
+def _nodes_of(graph: Graph) -> tuple[list[FusionNode], dict[Hashable, FusionTensor]]:
     """Ops of a graph as nodes; those without an actor of their own cannot be fused."""
     nodes = []
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""Net: ops and the values between them, and which of them can become one without a cycle.
+"""Fusion graph: ops and the values between them, of which some become one without a cycle.
 
 Nodes come in an order in which every value is made before it is read; `section` says in which part
 of a step a node runs. A node that is not `free` (a meeting, an update in place) stays alone.

@@ -31,7 +31,7 @@ CHANNEL_NORM = "channel_norm"
 def fused_groups(
     nodes: Sequence[FusionNode], values: Mapping[Hashable, FusionTensor], *, joint: bool = True
 ) -> FusionGraph:
-    """Net of the nodes, with its groups made.
+    """Fusion graph of the nodes, with its groups made.
 
     Parameters
     ----------
@@ -62,27 +62,29 @@ def fused_groups(
     >>> fused_groups(nodes, values).groups
     {0: (0, 1), 1: (0, 1)}
     """
-    net = FusionGraph(nodes, values)
+    fusion_graph = FusionGraph(nodes, values)
     rules = (_sums_of_products, _products, _norm_gradients, _norms, _channel_norms, _sums)
     for rule in rules:
-        for index, node in enumerate(net.nodes):
-            if node.kind in OPS and net.alone(index):
-                rule(net, index, joint)
-    _siblings(net)
-    return net
+        for index, node in enumerate(fusion_graph.nodes):
+            if node.kind in OPS and fusion_graph.alone(index):
+                rule(fusion_graph, index, joint)
+    _siblings(fusion_graph)
+    return fusion_graph
 
 
-def _role(net: FusionGraph, index: int) -> str:
-    kind = net.nodes[index].kind
+def _role(fusion_graph: FusionGraph, index: int) -> str:
+    kind = fusion_graph.nodes[index].kind
     return op_kind(kind).role if kind in OPS else ""
 
 
-def _follower(net: FusionGraph, value: Hashable, head: FusionNode, role: str) -> int | None:
+def _follower(
+    fusion_graph: FusionGraph, value: Hashable, head: FusionNode, role: str
+) -> int | None:
     """Node that alone reads a value, where it may join `head` and runs as often, there too."""
-    index = net.only_reader(value)
+    index = fusion_graph.only_reader(value)
     if index is None:
         return None
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     fits = (node.section, node.firings) == (head.section, head.firings)
     return index if fits and node.kind in OPS and role in op_kind(node.kind).joins else None
 
@@ -92,51 +94,53 @@ def _same_dims(node: FusionNode) -> bool:
     return len(set(parse(node.labels).operands)) == 1
 
 
-def _products(net: FusionGraph, index: int, joint: bool) -> None:
+def _products(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join a product with what is done with it before it is written."""
-    if _role(net, index) != PRODUCT:
+    if _role(fusion_graph, index) != PRODUCT:
         return
-    head = net.nodes[index]
+    head = fusion_graph.nodes[index]
     (tensor,) = head.outputs
     members = [index]
-    after = _follower(net, tensor, head, PRODUCT)
-    if after is not None and _is_bias(net, after, tensor):
+    after = _follower(fusion_graph, tensor, head, PRODUCT)
+    if after is not None and _is_bias(fusion_graph, after, tensor):
         members.append(after)
-        (tensor,) = net.nodes[after].outputs
-        after = _follower(net, tensor, head, PRODUCT)
-    gate = _function(net, tensor, head, PRODUCT)
+        (tensor,) = fusion_graph.nodes[after].outputs
+        after = _follower(fusion_graph, tensor, head, PRODUCT)
+    gate = _function(fusion_graph, tensor, head, PRODUCT)
     last = gate if gate is not None else after
-    if last is not None and (gate is not None or _ends(net, last, tensor, len(members) == 1)):
+    if last is not None and (
+        gate is not None or _ends(fusion_graph, last, tensor, len(members) == 1)
+    ):
         members.append(last)
-    net.join(members)
+    fusion_graph.join(members)
 
 
-def _siblings(net: FusionGraph) -> None:
+def _siblings(fusion_graph: FusionGraph) -> None:
     """Join products that share an operand, alike in all else, with what follows on each."""
     rows: dict[object, list[tuple[int, ...]]] = {}
-    for index, node in enumerate(net.nodes):
-        group = net.groups.get(index, (index,))
-        if not node.free or _role(net, index) != PRODUCT or group[0] != index:
+    for index, node in enumerate(fusion_graph.nodes):
+        group = fusion_graph.groups.get(index, (index,))
+        if not node.free or _role(fusion_graph, index) != PRODUCT or group[0] != index:
             continue
-        if sum(_role(net, member) == PRODUCT for member in group) == 1:
+        if sum(_role(fusion_graph, member) == PRODUCT for member in group) == 1:
             for position, name in enumerate(node.inputs):
-                rows.setdefault((position, name, _likeness(net, group)), []).append(group)
+                rows.setdefault((position, name, _likeness(fusion_graph, group)), []).append(group)
     for row in rows.values():
-        free = [group for group in row if net.groups.get(group[0], group) == group]
+        free = [group for group in row if fusion_graph.groups.get(group[0], group) == group]
         if len(free) > 1:
-            net.merge(free)
+            fusion_graph.merge(free)
 
 
-def _likeness(net: FusionGraph, group: Sequence[int]) -> object:
+def _likeness(fusion_graph: FusionGraph, group: Sequence[int]) -> object:
     """Properties that groups have in common which are one stack of products."""
     return tuple(
         (
-            (node := net.nodes[index]).kind,
+            (node := fusion_graph.nodes[index]).kind,
             node.labels,
             node.section,
             node.firings,
             tuple(
-                (net.values[name].shape, net.values[name].dtype)
+                (fusion_graph.values[name].shape, fusion_graph.values[name].dtype)
                 for name in (*node.inputs, *node.outputs)
             ),
         )
@@ -144,141 +148,149 @@ def _likeness(net: FusionGraph, group: Sequence[int]) -> object:
     )
 
 
-def _is_bias(net: FusionGraph, index: int, tensor: Hashable) -> bool:
+def _is_bias(fusion_graph: FusionGraph, index: int, tensor: Hashable) -> bool:
     """True if a node adds to `tensor` what lies along its last dims, and none of those before."""
-    node = net.nodes[index]
-    if node.kind != "add" or len(node.inputs) != 2 or not net.alike(tensor, node.outputs[0]):
+    node = fusion_graph.nodes[index]
+    if (
+        node.kind != "add"
+        or len(node.inputs) != 2
+        or not fusion_graph.alike(tensor, node.outputs[0])
+    ):
         return False
     expression = parse(node.labels)
     (dims,), bias = expression.outputs, expression.inputs[1 - node.inputs.index(tensor)]
     return 0 < len(bias) < len(dims) and dims[-len(bias) :] == bias
 
 
-def _ends(net: FusionGraph, index: int, tensor: Hashable, unbiased: bool) -> bool:
+def _ends(fusion_graph: FusionGraph, index: int, tensor: Hashable, unbiased: bool) -> bool:
     """True if a product can end in this node: a sum over microbatches, a residual, a slope."""
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     if node.kind == "accumulate":
         return unbiased
-    if not net.alike(tensor, node.outputs[0]):
+    if not fusion_graph.alike(tensor, node.outputs[0]):
         return False
     if node.kind == "add":
-        return len(set(node.inputs)) == 2 and all(net.alike(name, tensor) for name in node.inputs)
+        return len(set(node.inputs)) == 2 and all(
+            fusion_graph.alike(name, tensor) for name in node.inputs
+        )
     return unbiased and node.inputs[1:] == (tensor,)
 
 
-def _function(net: FusionGraph, tensor: Hashable, head: FusionNode, role: str) -> int | None:
+def _function(
+    fusion_graph: FusionGraph, tensor: Hashable, head: FusionNode, role: str
+) -> int | None:
     """Node of a function of `tensor`, which the backward pass may read too: it is kept then."""
-    for index in net.readers.get(tensor, ()):
-        node = net.nodes[index]
+    for index in fusion_graph.readers.get(tensor, ()):
+        node = fusion_graph.nodes[index]
         runs = (node.section, node.firings) == (head.section, head.firings)
-        if runs and net.alone(index) and node.kind in FUNCTIONS:
+        if runs and fusion_graph.alone(index) and node.kind in FUNCTIONS:
             joins, (result,) = op_kind(node.kind).joins, node.outputs
-            if role in joins and net.alike(tensor, result):
+            if role in joins and fusion_graph.alike(tensor, result):
                 return index
     return None
 
 
-def _sums_of_products(net: FusionGraph, index: int, joint: bool) -> None:
+def _sums_of_products(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join the sum of two or more products, wanted for nothing else, and one other term at most."""
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     if node.kind != "add" or not _same_dims(node) or len(set(node.inputs)) < len(node.inputs):
         return
     members = []
     for name in node.inputs:
-        maker = net.makers.get(name)
-        if not net.alike(name, node.outputs[0]):
+        maker = fusion_graph.makers.get(name)
+        if not fusion_graph.alike(name, node.outputs[0]):
             return
         if (
             maker is not None
-            and net.alone(maker)
-            and _role(net, maker) == PRODUCT
-            and _follower(net, name, net.nodes[maker], PRODUCT) == index
+            and fusion_graph.alone(maker)
+            and _role(fusion_graph, maker) == PRODUCT
+            and _follower(fusion_graph, name, fusion_graph.nodes[maker], PRODUCT) == index
         ):
             members.append(maker)
     if len(members) >= 2 and len(node.inputs) - len(members) <= 1:
-        net.join([*members, index])
+        fusion_graph.join([*members, index])
 
 
-def _sums(net: FusionGraph, index: int, joint: bool) -> None:
+def _sums(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join a sum over rows with the sums over microbatches that all its results are added to."""
-    if _role(net, index) == SUM and (after := _accumulated(net, index)):
-        net.join([index, *after])
+    if _role(fusion_graph, index) == SUM and (after := _accumulated(fusion_graph, index)):
+        fusion_graph.join([index, *after])
 
 
-def _accumulated(net: FusionGraph, index: int) -> list[int]:
+def _accumulated(fusion_graph: FusionGraph, index: int) -> list[int]:
     """Sums over microbatches that all results of a node go into; none if one does not."""
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     sums = []
     for name in node.outputs:
-        after = _follower(net, name, node, SUM)
-        if after is None or net.nodes[after].kind != "accumulate":
+        after = _follower(fusion_graph, name, node, SUM)
+        if after is None or fusion_graph.nodes[after].kind != "accumulate":
             return []
         sums.append(after)
     return sums
 
 
-def _norms(net: FusionGraph, index: int, joint: bool) -> None:
+def _norms(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join a norm and the sum of two tensors that it normalises."""
-    if _role(net, index) != NORM:
+    if _role(fusion_graph, index) != NORM:
         return
-    node = net.nodes[index]
-    before = net.makers.get(node.inputs[0])
-    if before is None or not net.alone(before):
+    node = fusion_graph.nodes[index]
+    before = fusion_graph.makers.get(node.inputs[0])
+    if before is None or not fusion_graph.alone(before):
         return
-    added = net.nodes[before]
+    added = fusion_graph.nodes[before]
     fits = (added.section, added.firings) == (node.section, node.firings)
-    alike = all(net.alike(name, node.inputs[0]) for name in added.inputs)
+    alike = all(fusion_graph.alike(name, node.inputs[0]) for name in added.inputs)
     if added.kind == "add" and fits and alike and len(added.inputs) == 2 and _same_dims(added):
-        net.join([before, index])
+        fusion_graph.join([before, index])
 
 
-def _channel_norms(net: FusionGraph, index: int, joint: bool) -> None:
+def _channel_norms(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join a batch norm, the sum with a tensor like its result, and a function of what is then."""
-    if _role(net, index) != CHANNEL_NORM:
+    if _role(fusion_graph, index) != CHANNEL_NORM:
         return
-    head = net.nodes[index]
+    head = fusion_graph.nodes[index]
     (tensor,) = head.outputs
     members = [index]
-    after = _follower(net, tensor, head, CHANNEL_NORM)
-    if after is not None and _adds_one(net, after, tensor):
+    after = _follower(fusion_graph, tensor, head, CHANNEL_NORM)
+    if after is not None and _adds_one(fusion_graph, after, tensor):
         members.append(after)
-        (tensor,) = net.nodes[after].outputs
-    last = _function(net, tensor, head, CHANNEL_NORM)
-    net.join(members if last is None else [*members, last])
+        (tensor,) = fusion_graph.nodes[after].outputs
+    last = _function(fusion_graph, tensor, head, CHANNEL_NORM)
+    fusion_graph.join(members if last is None else [*members, last])
 
 
-def _adds_one(net: FusionGraph, index: int, tensor: Hashable) -> bool:
+def _adds_one(fusion_graph: FusionGraph, index: int, tensor: Hashable) -> bool:
     """True if a node adds one other tensor to `tensor`, and all three are alike."""
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     return (
         node.kind == "add"
         and len(node.inputs) == len(set(node.inputs)) == 2
         and _same_dims(node)
-        and all(net.alike(name, tensor) for name in (*node.inputs, *node.outputs))
+        and all(fusion_graph.alike(name, tensor) for name in (*node.inputs, *node.outputs))
     )
 
 
-def _norm_gradients(net: FusionGraph, index: int, joint: bool) -> None:
+def _norm_gradients(fusion_graph: FusionGraph, index: int, joint: bool) -> None:
     """Join a norm's gradient with the residual's added, and its weights' gradients beside it."""
-    if _role(net, index) != NORM_GRAD:
+    if _role(fusion_graph, index) != NORM_GRAD:
         return
-    node = net.nodes[index]
+    node = fusion_graph.nodes[index]
     (tensor,) = node.outputs
     members = [index]
-    after = _follower(net, tensor, node, NORM_GRAD)
-    if after is not None and _adds_one(net, after, tensor):
+    after = _follower(fusion_graph, tensor, node, NORM_GRAD)
+    if after is not None and _adds_one(fusion_graph, after, tensor):
         members.append(after)
     weights = node.kind.replace("_input", "_weight")
-    for beside in net.readers.get(node.inputs[0], ()) if joint else ():
-        other = net.nodes[beside]
+    for beside in fusion_graph.readers.get(node.inputs[0], ()) if joint else ():
+        other = fusion_graph.nodes[beside]
         if (
             other.kind == weights
-            and net.alone(beside)
+            and fusion_graph.alone(beside)
             and other.inputs[:2] == node.inputs[:2]
             and other.firings == node.firings
         ):
-            sums = _accumulated(net, beside)
-            if net.join([*members, beside, *sums]):
+            sums = _accumulated(fusion_graph, beside)
+            if fusion_graph.join([*members, beside, *sums]):
                 return
             break
-    net.join(members)
+    fusion_graph.join(members)

@@ -1,4 +1,4 @@
-"""Device memory: what a process takes of a GPU besides the arena of its registers.
+"""Device overhead: the memory that a process takes of a GPU besides its registers' arena.
 
 Figures are those of NVIDIA devices under the usual libraries. Ranks on a CPU have none of it: their
 arena is all they allocate, and kernels there work in place.

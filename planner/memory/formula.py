@@ -26,7 +26,7 @@ from millrace.planner.compile.arena import (
 from millrace.planner.compile.bundles import chunk_stretches, taking_turns
 from millrace.planner.compile.collectives import bucketed, hold_back
 from millrace.planner.compile.fused import fused_stages
-from millrace.planner.compile.live_ranges import Spans
+from millrace.planner.compile.live_ranges import LiveRanges
 from millrace.planner.compile.lowering import Lowering
 from millrace.planner.compile.packing import UNSTRETCHED, Bundle, packed
 from millrace.planner.compile.placement import place
@@ -94,11 +94,11 @@ def plan_memory(
         drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
-    spans = [Spans(draft, table.joint) for draft in drafts]
-    areas = [shared_places(stage_spans, table.pairs) for stage_spans in spans]
+    live_ranges = [LiveRanges(draft, table.joint) for draft in drafts]
+    areas = [shared_places(stage_ranges, table.pairs) for stage_ranges in live_ranges]
     sums = [
-        _registers(stage_spans, alive[stage], areas[stage][0].keys(), small.times, makers)
-        for stage, stage_spans in enumerate(spans)
+        _registers(stage_ranges, alive[stage], areas[stage][0].keys(), small.times, makers)
+        for stage, stage_ranges in enumerate(live_ranges)
     ]
     memories = []
     for stage, parts in enumerate(small.stands_for):
@@ -173,14 +173,14 @@ def _in_buckets(draft: StageIR, stage: int, plan: Plan, joint: bool) -> StageIR:
 
 
 def _registers(
-    spans: Spans,
+    live_ranges: LiveRanges,
     alive: list[Lifetime | None],
     shared: Set[int],
     times: dict[str, int],
     makers: dict[str, str],
 ) -> StageRegisters:
     """Bytes of one slot of a stage's registers, every block counted."""
-    draft = spans.draft
+    draft = live_ranges.draft
     # A register belongs to the block that makes its tensor; what is inside an op, to the op's.
     inside = {
         register: actor.block
@@ -200,8 +200,8 @@ def _registers(
             kind_bytes[kind, alive[index]] += times.get(block(index), 1) * register.slot_bytes
         return kind_bytes
 
-    lent = aliased_registers(spans, shared).keys()
-    bundle_registers = taking_turns(spans, shared | lent)
+    lent = aliased_registers(live_ranges, shared).keys()
+    bundle_registers = taking_turns(live_ranges, shared | lent)
     taking = (index for rows in bundle_registers.values() for index in rows)
     elsewhere = {*shared, *lent, *taking}
     own_places = [index for index in range(len(draft.registers)) if index not in elsewhere]
@@ -211,12 +211,12 @@ def _registers(
         common={
             draft.registers[index].name: next(iter(sizes([index]).items())) for index in common
         },
-        bundle_sizes=_every_block(spans, bundle_registers, block, times),
+        bundle_sizes=_every_block(live_ranges, bundle_registers, block, times),
     )
 
 
 def _every_block(
-    spans: Spans,
+    live_ranges: LiveRanges,
     bundle_registers: Mapping[Bundle, Iterable[int]],
     block: Callable[[int], str],
     times: Mapping[str, int],
@@ -224,9 +224,9 @@ def _every_block(
     """Number of registers of every size by bundle, with the blocks that others stand for."""
     sizes: dict[Bundle, Counter[int]] = {}
     for bundle, rows in bundle_registers.items():
-        blocks = [name for _, name in chunk_stretches(spans, bundle.chunk)]
+        blocks = [name for _, name in chunk_stretches(live_ranges, bundle.chunk)]
         for index in rows:
-            size = spans.draft.registers[index].slot_bytes
+            size = live_ranges.draft.registers[index].slot_bytes
             if bundle.stretch == UNSTRETCHED:
                 sizes.setdefault(bundle, Counter())[size] += times.get(block(index), 1)
                 continue

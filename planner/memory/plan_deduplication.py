@@ -1,4 +1,4 @@
-"""Regular plans: a plan with its repetitions left out, and how often what is left occurs.
+"""Plan deduplication: a plan without its repetitions, and how often each remaining part occurs.
 
 Blocks of one template and variant are equal, and lie between equal neighbours wherever a chunk
 repeats them; stages are equal where their chunks and the neighbours of these are. Of a run of equal

@@ -1,4 +1,4 @@
-"""Kinds of memory, and what the search estimates of single blocks.
+"""Stage memory by kind, and the parts of it that the search estimates of single blocks.
 
 What a block keeps, boxes and passes on within a section is known before its neighbours are; the
 whole of a plan is `formula`'s.

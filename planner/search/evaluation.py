@@ -2,7 +2,7 @@
 
 Candidates are taken many at a time. Their block programs are first solved at a price of memory so
 small that it only breaks ties; where the answer does not fit, they are solved again in every mode
-of recomputation and at a ladder of prices, and the stages mix what comes of it.
+of recomputation and at several prices, and the stages mix what comes of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,13 +49,13 @@ SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds 
 SWEEPS, FEWER = 12, 8  # ascent's sweeps per program; where variants to mix, not bounds, come of it
 # Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
 # on; the others, with their modes, are two groups that take about equally long. In the best plans
-# the usual mode is solved once more at `ALONE_RUNGS`, and every other mode at the second of them.
-FIRST_RUNG = 0.03
-RUNGS = (
+# the usual mode is solved once more at `ALONE_PRICES`, and every other mode at the second of them.
+FIRST_PRICE = 0.03
+MODE_PRICES = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
 )
-ALONE_RUNGS = (0.3, 0.1, 1.0)
+ALONE_PRICES = (0.3, 0.1, 1.0)
 POLISHED = 1.03  # a plan up to this times its own bound has little to gain by that
 
 
@@ -282,9 +282,9 @@ class Evaluator:
         # All others hand tensors on as the first do, so that stages can mix them.
         handed: list[Handover] = [()] * len(tight)
 
-        def rung_asks(rungs: Sequence[tuple[str, float]]) -> list[Wanted]:
+        def asks_at(mode_prices: Sequence[tuple[str, float]]) -> list[Wanted]:
             asked = []
-            for mode, share in rungs:
+            for mode, share in mode_prices:
                 asks = self.asker.asks(candidates, mode, share, [float("inf")] * len(tight))
                 for ask, handover_, deferring in zip(asks, handed, later, strict=True):
                     asked.append((replace(ask, handover=handover_), deferring))
@@ -295,7 +295,7 @@ class Evaluator:
                 if not isinstance(solution, float):
                     groups[number % len(groups)].append(Solved(ask.mode, solution))
 
-        first = rung_asks([(self.modes[0], FIRST_RUNG)])
+        first = asks_at([(self.modes[0], FIRST_PRICE)])
         solutions = self.programs.solve_many([ask for ask, _ in first], FEWER, self._loose)
         note(first, solutions)
         for number, ((ask, _), solution) in enumerate(zip(first, solutions, strict=True)):
@@ -303,8 +303,8 @@ class Evaluator:
                 space = self.programs.space(ask.shape, ask.mode)
                 handed[number] = handover(space, solution.options)
         plain, full = (
-            rung_asks([(mode, share) for mode, share in rungs if mode in self.modes])
-            for rungs in RUNGS
+            asks_at([(mode, share) for mode, share in mode_prices if mode in self.modes])
+            for mode_prices in MODE_PRICES
         )
         both = self.programs.solve_beside(plain, full, FEWER, self._loose)
         for asked, solutions in zip((plain, full), both, strict=True):
@@ -340,9 +340,9 @@ class Evaluator:
             for number, plan in enumerate(plans):
                 if plan.division.step_ns <= POLISHED * plan.bound_ns:
                     continue
-                rungs = [(usual[number], share) for share in ALONE_RUNGS]
-                others = [(mode, ALONE_RUNGS[1]) for mode in self.modes if mode != usual[number]]
-                for mode, share in rungs[:1] if first else rungs[1:] + others:
+                mode_prices = [(usual[number], share) for share in ALONE_PRICES]
+                others = [(mode, ALONE_PRICES[1]) for mode in self.modes if mode != usual[number]]
+                for mode, share in mode_prices[:1] if first else mode_prices[1:] + others:
                     asks = self.asker.asks([plan.candidate], mode, share, [float("inf")])
                     asked.append((number, replace(asks[0], handover=handed[number])))
             solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)

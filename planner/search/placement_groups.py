@@ -1,4 +1,4 @@
-"""Sites: where on a cluster the stages of a candidate lie.
+"""Placement groups: the nodes of a cluster on which the stages of a candidate lie.
 
 Stages take the ranks in turn, and ranks go from one group of nodes to the next. A *site* is what
 stages have in common that lie on the same groups, so that their blocks cost the same. On a cluster

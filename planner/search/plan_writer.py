@@ -1,4 +1,4 @@
-"""Writing: a solved candidate as a Plan, its axes named after what they turned out to do."""
+"""Plan writer: a solved candidate as a Plan, whose axes are named after their roles."""
 
 from msgspec.structs import replace
 

@@ -142,7 +142,7 @@ class Programs:
         self._folded: dict[str, Folded] = {}
         self._spaces: dict[object, StrategySpace] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
-        self._least: dict[int, list[Least | None]] = {}  # of pricings, which are kept
+        self._least: dict[int, list[Least | None]] = {}  # of strategy costs, which are kept
         self._tables: dict[tuple[str, Shape], tuple[CostTables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
@@ -184,20 +184,20 @@ class Programs:
     def price(
         self, shapes: Iterable[Shape], mode: str
     ) -> list[tuple[StrategyCosts | MixedDeviceCosts, list[Shape]]]:
-        """Price the options of all shapes; return the pricings with the shapes of their rows."""
+        """Price the options of all shapes; return the costs with the shapes of their rows."""
         families: dict[object, list[Shape]] = {}
         for shape in dict.fromkeys(shapes):
             if (mode, shape) not in self._priced:
                 families.setdefault(shape.family, []).append(shape)
-        pricings = []
+        costs_of_families = []
         for members in families.values():
-            pricing = self._pricing(members, mode)
-            pricings.append((pricing, members))
+            strategy_costs = self._strategy_costs(members, mode)
+            costs_of_families.append((strategy_costs, members))
             for row, shape in enumerate(members):
-                self._priced[mode, shape] = pricing, row
-        return pricings
+                self._priced[mode, shape] = strategy_costs, row
+        return costs_of_families
 
-    def _pricing(self, members: list[Shape], mode: str) -> Priced:
+    def _strategy_costs(self, members: list[Shape], mode: str) -> Priced:
         """Price shapes of one family, as rows."""
         alike = self._alike(members, mode)
         parts = [
@@ -219,12 +219,12 @@ class Programs:
         if len(parts) == 1:
             return parts[0]
         for row, shape in enumerate(members):
-            for pricing, part in zip(parts, shape.parts, strict=True):
-                self._priced.setdefault((mode, part), (pricing, row))
+            for strategy_costs, part in zip(parts, shape.parts, strict=True):
+                self._priced.setdefault((mode, part), (strategy_costs, row))
         return MixedDeviceCosts(parts, [shape.pipeline for shape in members if shape.pipeline])
 
     def _alike(self, members: list[Shape], mode: str) -> list[StrategyCosts]:
-        """Pricings of the same rows without recomputation, per site; none if not priced yet."""
+        """Costs of the same rows without recomputation, per site; none if not priced yet."""
         plain_rows = [self._priced.get(("none", shape)) for shape in members]
         first = plain_rows[0]
         if mode == "none" or first is None:
@@ -248,21 +248,21 @@ class Programs:
         for place, shape in enumerate(shapes):
             together.setdefault(id(self._priced[mode, shape][0]), []).append(place)
         for places in together.values():
-            pricing = self._priced[mode, shapes[places[0]]][0]
+            strategy_costs = self._priced[mode, shapes[places[0]]][0]
             rows = np.array([self._priced[mode, shapes[place]][1] for place in places])
-            if id(pricing) not in self._least:
-                self._least[id(pricing)] = least_times(pricing)
+            if id(strategy_costs) not in self._least:
+                self._least[id(strategy_costs)] = least_times(strategy_costs)
             vectors = np.array([prices[place] for place in places]).T
-            costs[places] = cheapest(pricing, self._least[id(pricing)], rows, vectors)
+            costs[places] = cheapest(strategy_costs, self._least[id(strategy_costs)], rows, vectors)
         return costs
 
     def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
         """Say which op has no legal option."""
-        pricing, row = self._priced[mode, shape]
-        for choice, legal in zip(pricing.space.choices, pricing.legal, strict=True):
+        strategy_costs, row = self._priced[mode, shape]
+        for choice, legal in zip(strategy_costs.space.choices, strategy_costs.legal, strict=True):
             if not legal[:, row].any():
                 op = choice.ops[0].op
-                shapes = [pricing.tensors[name].shape for name in (*op.inputs, *op.outputs)]
+                shapes = [strategy_costs.tensors[name].shape for name in (*op.inputs, *op.outputs)]
                 return SignatureError(op, shapes, shape.sizes, shape.batch)
         raise AssertionError("asked only where there is one")
 
@@ -279,9 +279,9 @@ class Programs:
         for keys in missing.values():
             for first in range(0, len(keys), GROUP):
                 group = keys[first : first + GROUP]
-                pricing = self._priced[group[0]][0]
+                strategy_costs = self._priced[group[0]][0]
                 rows = np.array([self._priced[key][1] for key in group])
-                tables = pricing.take(rows).tables()
+                tables = strategy_costs.take(rows).tables()
                 if isinstance(tables, tuple):
                     tables, apart = tables
                     for row, (mode, shape) in enumerate(group):

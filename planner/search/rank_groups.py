@@ -1,4 +1,4 @@
-"""Ranks: where stages and the groups of a collective lie, and how much a node's slow each other.
+"""Rank groups: the places of stages and collectives, and how much ranks of a node slow each other.
 
 A *site* is what stages have in common that lie on the same groups of nodes, so that their blocks
 cost the same (`placement_groups.py` finds them).

@@ -1,4 +1,4 @@
-"""The question put to the search, and the answer that memory is too small."""
+"""Request to the search: its question, and its answers where memory is too small."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

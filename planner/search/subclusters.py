@@ -1,9 +1,9 @@
-"""Fleets: the parts of a cluster that a plan may be content with, where a token has a price.
+"""Subclusters: parts of a cluster that a plan may be content with, where a token has a price.
 
 Twice the devices are never more than twice as fast, so a step's price falls with their number until
-memory forces recomputation or the batch fills too little. Fleets are searched from the smallest;
-one whose bound already costs more is skipped, and after `WORSE` in a row that cost more, larger
-ones are not looked at (what is skipped so is not proven).
+memory forces recomputation or the batch fills too little. The smallest are searched first; one
+whose bound already costs more is skipped, and after `WORSE` in a row that cost more, larger ones
+are not looked at (what is skipped so is not proven).
 """
 
 from collections.abc import Callable, Iterator
@@ -77,28 +77,28 @@ def search_for(
         if bound is None or (best is not None and bound >= best[0]) or worse == WORSE:
             continue
         tell(f"on {cluster.devices} of {request.cluster.devices} devices")
-        fleet_record = record.beside()
+        part_record = record.beside()
         try:
-            plan = search(asked, simulate, progress, fleet_record, remedies=False)
+            plan = search(asked, simulate, progress, part_record, remedies=False)
         except InfeasibleError:
             continue
         finally:
-            record.add_seconds(fleet_record)
-        spent = spending(plan, fleet_record, optimize_for)
+            record.add_seconds(part_record)
+        spent = spending(plan, part_record, optimize_for)
         others.append({"plan": cluster.name, "spent": spent})
         if best is None or spent < best[0]:
-            best, worse = (spent, plan, fleet_record), 0
+            best, worse = (spent, plan, part_record), 0
         else:
             worse += 1
     if best is None:
         return search(request, simulate, progress, record)
-    spent, plan, fleet_record = best
-    record.take(fleet_record)
+    spent, plan, part_record = best
+    record.take(part_record)
     return _with_others(plan, spent, others, optimize_for)
 
 
 def _with_others(plan: Plan, spent: float, others: list[dict[str, Any]], optimize_for: str) -> Plan:
-    """The plan with the other fleets among its alternatives."""
+    """The plan with those of the other subclusters among its alternatives."""
     assert plan.evidence is not None
     lost = tuple(
         {

@@ -1,4 +1,4 @@
-"""Taking an account: the window of every simulated rank, each instant of it counted once.
+"""Step breakdown: the window of every simulated rank, each instant of it counted once.
 
 An instant counts for an op that is under way, else for a meeting whose data moves, else (bubble)
 for a host that is late with a launch, else for nothing: waiting for others, or for the schedule. Of

@@ -1,4 +1,4 @@
-"""Coarse: a plan as an actor graph of chunks, whose size does not depend on the model's depth.
+"""Chunk graph: a plan as an actor graph of chunks, as large for a deep model as for a shallow one.
 
 Per chunk and step there are one actor per part of the schedule (F, B and W, or BW), one that
 gathers parameters before the first microbatch and one that reduces gradients after the last; per

@@ -1,4 +1,4 @@
-"""Pieces: one chunk on its own with few of its equal blocks, compiled op by op.
+"""Chunk sample (a *piece*): one chunk with few of its equal blocks, compiled op by op.
 
 What a chunk costs is measured on pieces (`millrace.simulator.chunks.phase_measurement`) and then
 counted: blocks of one run are alike, so a few of them and one more tell what any number costs. What

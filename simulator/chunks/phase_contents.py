@@ -1,4 +1,4 @@
-"""Inside: what a chunk's parts are made of, read from a piece of it that was simulated op by op.
+"""Phase contents: the ops and meetings of a chunk's parts, from a piece simulated op by op.
 
 Counted of the piece's second step, as the parts' times are
 (`millrace.simulator.chunks.phase_measurement`): one microbatch of each part of the schedule, and

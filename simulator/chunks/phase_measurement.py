@@ -1,4 +1,4 @@
-"""Parts: how long each part of a chunk takes, measured by simulating a piece of it op by op.
+"""Phase measurement: the time of each part of a chunk, from a piece simulated op by op.
 
 All times are those of the piece's second step, in which everything is as it stays. A part's time
 runs from the end of the part before it on the compute queue to its own end, so communication counts

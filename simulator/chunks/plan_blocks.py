@@ -1,4 +1,4 @@
-"""Wiring: which blocks of a plan are equal, where each lies, and what crosses between them.
+"""Plan blocks: which are equal, where each lies, and which tensors cross between them.
 
 Made once per plan, in one pass over the ops. Everything else about stage fidelity looks at
 representative blocks only.

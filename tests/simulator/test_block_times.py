@@ -13,7 +13,7 @@ from millrace.planner.schedules import stage_of
 from millrace.planner.search import Pins
 from millrace.planner.search.stages import Pipeline
 from millrace.planner.search.stages.measured_steps import measured_step_ns
-from millrace.simulator import forecast
+from millrace.simulator import predict_fast
 from millrace.simulator.chunks.block_times import block_times
 from tests.plan_requests import plan_of
 
@@ -79,7 +79,7 @@ def measured_ns(plan: Plan, by: Plan) -> float:
 
 
 def simulated_ns(plan: Plan) -> int:
-    return forecast(plan, plan_memory(plan), "stage").step_time_ns
+    return predict_fast(plan, plan_memory(plan), "stage").step_time_ns
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -11,7 +11,7 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs.launch_overhead import pacing_of
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan
-from millrace.simulator import forecast, predict, simulate
+from millrace.simulator import predict, predict_fast, simulate
 from millrace.simulator.critical_path import steady_step
 from millrace.simulator.stage_fidelity import stage_graph
 from tests.actor_graphs import random_actor_graph
@@ -159,7 +159,7 @@ def test_stages_agree_with_ops_and_forecasts_with_events(
     coarse = predict(plan, fidelity="stage", spans=False)
     assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
     assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
-    quick = forecast(plan, plan_memory(plan))
+    quick = predict_fast(plan, plan_memory(plan))
     assert quick.step_time_ns == fine.step_time_ns
     assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
     stages = stage_graph(plan)

@@ -14,7 +14,7 @@ from millrace.planner.compile.slots import Timetable
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, Plan
 from millrace.planner.schedules import stage_of
-from millrace.simulator import Simulated, SimulationError, forecast, predict, simulate
+from millrace.simulator import Simulated, SimulationError, predict, predict_fast, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
 from millrace.simulator.critical_path import steady_step
 from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
@@ -217,7 +217,7 @@ def test_the_steady_step_is_what_events_show(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_forecast_is_what_events_show_op_by_op(name: str) -> None:
     plan = planned(name)
-    quick = forecast(plan, plan_memory(plan))
+    quick = predict_fast(plan, plan_memory(plan))
     reference = by_op(name)
     assert quick.fidelity == "op"
     assert quick.step_time_ns == reference.step_time_ns

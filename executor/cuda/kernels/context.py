@@ -1,4 +1,4 @@
-"""Type of a factory of calls: it gets what a NumPy kernel's factory gets."""
+"""Context of a kernel in, calls out: the type of a factory, like that of NumPy kernels."""
 
 from collections.abc import Callable
 

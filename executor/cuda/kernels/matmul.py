@@ -1,4 +1,4 @@
-"""Calls of matmul: any einsum of two operands, as products of the vendor's library where it can.
+"""Matmul: calls of any einsum of two operands, as products of the vendor's library where it can.
 
 Labels fall into four classes: batch (in both operands and the output), left and right (in one
 operand and the output) and contracted (in both operands only). Labels of a class that lie in the

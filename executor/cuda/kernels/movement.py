@@ -1,4 +1,4 @@
-"""Calls that move values and compute none, and plain sums.
+"""Movement of values: calls that compute none, and plain sums.
 
 What lies in one piece is copied as bytes. Else a kernel goes through the dims of input and output
 (`strides.py`), moving up to 16 bytes at once where the places of both allow it; where neighbours of

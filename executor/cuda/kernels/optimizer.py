@@ -1,4 +1,4 @@
-"""Calls of the end of a step: norms, totals, learning rate, AdamW, SGD, and the step's own count.
+"""Optimizer calls at a step's end: norms, totals, learning rate, AdamW, SGD, the step's count.
 
 Gradients arrive as sums over the step's tokens times the loss scale of `Control`. The gradient that
 is used is sum / (tokens · loss scale) · min(1, clip_norm / norm), where norm is that of

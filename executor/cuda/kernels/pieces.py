@@ -1,4 +1,4 @@
-"""Arrays in host memory that pass through a buffer of the device, piece by piece."""
+"""Pieces of arrays in host memory, which pass through a buffer of the device one by one."""
 
 from collections.abc import Callable, Sequence
 from math import ceil

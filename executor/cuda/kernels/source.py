@@ -1,4 +1,4 @@
-"""Calls of what has no inputs: samples of the dataset, constants of the model, fills."""
+"""Source ops, without inputs: calls of samples of the dataset, constants of the model, fills."""
 
 from millrace.executor.cuda.calls import (
     CONTROL,

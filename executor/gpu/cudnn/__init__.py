@@ -1,4 +1,4 @@
-"""The one door to the vendor's library of neural networks, cuDNN, through its Python front end.
+"""cuDNN, the vendor's library of neural networks, and its one door: its Python front end.
 
 Calls of attention and convolution come in (`millrace.executor.cuda.calls.LibraryCall`); out come
 plans that are made before the first step and put on a stream by address. Read `cudnn_loading.py`

@@ -1,4 +1,4 @@
-"""Calls as graphs of cuDNN's front end (version 1.22): tensors by dims and strides, one operation.
+"""Graphs of cuDNN's front end (version 1.22): tensors by dims and strides, one operation.
 
 Tensors are numbered from 1 in the order of `LibraryCall.tensors`, and are given by these numbers
 when a plan is carried out.

@@ -1,4 +1,4 @@
-"""Opening cuDNN: when it is used, and the sentence that says what is missing."""
+"""Loading of cuDNN: the setting that decides its use, and errors where it is missing."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The library's calls of one device: opened when the first is met, scratch memory per stream.
+"""Issuing of the library's calls on one device: opened at the first, scratch memory per stream.
 
 Every stream has one workspace, as large as any of its calls needs. What that is, is known when the
 calls of a step have been prepared; so it is taken when the first is issued or a capture begins, and

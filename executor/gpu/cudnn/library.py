@@ -1,4 +1,4 @@
-"""cuDNN on one device: a plan for every call, made before the first step, and its carrying out."""
+"""Library cuDNN on one device: a plan for every call, made before the first step."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Matrix products by the vendor's library, cuBLASLt: planned before a step, recorded in it.
+"""GEMM by the vendor's library, cuBLASLt: planned before a step, recorded in it.
 
 In comes a bound `millrace.executor.cuda.calls.ProductCall`; out goes one call of the library on a
 stream. `column_major.py` says how the library sees its matrices, `epilogues.py` what it can do in

@@ -1,4 +1,4 @@
-"""A product as libraries of the BLAS family see it: matrices stored column by column.
+"""Column-major matrices: a product as libraries of the BLAS family see it.
 
 A matrix of contiguous rows is its transpose stored column by column, so nothing is ever moved: a
 result of contiguous rows is made as d^T = b^T a^T.

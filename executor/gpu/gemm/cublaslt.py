@@ -1,4 +1,4 @@
-"""The vendor's library of products, cuBLASLt: nothing is allocated, all is planned.
+"""cuBLASLt, the vendor's library of products: nothing is allocated, all is planned.
 
 A product is planned once, before a step is captured: descriptors, and an algorithm out of those
 that the library's heuristic names for these strides, alignments and workspace: its first, unless

@@ -1,4 +1,4 @@
-"""The functions of `libcublasLt` that we call, and the values that they take, through ctypes.
+"""Types, functions and values of `libcublasLt` that we use, through ctypes.
 
 Notes
 -----

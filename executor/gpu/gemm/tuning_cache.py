@@ -1,4 +1,4 @@
-"""Picks: which algorithm a product takes on a device, and which way a choice, found by timing.
+"""Tuning cache: picks of algorithms for products and of options for choices, found by timing.
 
 They lie beside the profiles of this machine (`millrace.executor.user_cache.cache_folder`), one file
 per kind of device and version of the library of products: its algorithms mean something to that

@@ -1,4 +1,4 @@
-"""Measurements of `millrace profile --device gpu`: kernels, copies and collectives on a GPU.
+"""Probing of a GPU for `millrace profile --device gpu`: kernels, copies and collectives.
 
 In comes a device; out comes what `millrace profile` writes. `probe_arena.py` gives the kernels of
 `millrace.executor.probes.profiled_kernels` their memory, `stopwatch.py` times calls as captured

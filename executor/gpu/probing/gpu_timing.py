@@ -1,4 +1,4 @@
-"""profile: measure a GPU as a device that costs can read.
+"""GPU timing: a GPU measured as a device that costs can read.
 
 Every kernel is timed as a step has it: many calls captured as one graph, so that what a launch adds
 inside a graph is in every duration, and nothing of the host is.
@@ -38,7 +38,7 @@ from millrace.executor.probes.probe_rounds import ROUNDS_MIN, Points, spreads
 from millrace.executor.probes.probe_sizes import GPU_SCALES, Scales
 from millrace.executor.probes.profiled_kernels import DTYPES, LAYERS, MULTIPLIED, KernelCase, cases
 from millrace.executor.probes.timed_ranks import quality_of
-from millrace.planner.cluster import Device as MeasuredDevice
+from millrace.planner.cluster import Device
 from millrace.planner.costs import ATTENTION
 
 ARENA_BYTES_MIN = 2**20
@@ -242,7 +242,7 @@ def _is_of_products(table: str) -> bool:
     return table.startswith(f"{MULTIPLIED[0]}@")
 
 
-def measured_device(timings: Sequence[GpuTimings], source: str) -> MeasuredDevice:
+def measured_device(timings: Sequence[GpuTimings], source: str) -> Device:
     """Device that all ranks' GPUs are taken for.
 
     A kind of which a case was not reached has no table, for a few small cases say nothing of large
@@ -263,7 +263,7 @@ def measured_device(timings: Sequence[GpuTimings], source: str) -> MeasuredDevic
     measured = merged([rank_timings.kernels for rank_timings in timings])
     kernels = {name: points for name, points in measured.items() if name not in cut_off}
     kernel_bytes = merged([rank_timings.kernel_bytes for rank_timings in timings])
-    return MeasuredDevice(
+    return Device(
         name=first.name,
         memory_bytes=min(rank_timings.memory_bytes for rank_timings in timings),
         flops_per_s=_peaks(kernels),

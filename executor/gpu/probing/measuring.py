@@ -1,4 +1,4 @@
-"""Profiles of this machine's GPUs: measured in processes of their own, once, and then kept."""
+"""Measuring of this machine's GPUs: in processes of their own, once; the profile is kept."""
 
 import platform
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The memory of timed kernels: one arena that all cases take in turn, filled on the device.
+"""Probe arena: memory that all timed kernels take in turn, filled on the device.
 
 A case has its operands in several copies, so that calls that take them in turn find none of them in
 a cache; they share tables, scratch, staged samples and the rank's control block.

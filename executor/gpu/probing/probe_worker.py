@@ -1,4 +1,4 @@
-"""Process of each rank of `millrace profile --device gpu`: times the GPU of its number.
+"""Probe worker: a rank of `millrace profile --device gpu`, which times the GPU of its number.
 
 `python -m mpi4py -m millrace.executor.gpu.probing.probe_worker FOLDER`
 """

@@ -1,4 +1,4 @@
-"""Times on a device: calls captured as one graph, as a step is, and replayed between two events."""
+"""Stopwatch of a device: calls captured as one graph, as a step is, replayed between two events."""
 
 from collections.abc import Callable, Sequence
 from statistics import median

@@ -1,4 +1,4 @@
-"""Times of moving bytes: copies inside a device, to and from its host, and between devices."""
+"""Transfers: times of copies inside a device, to and from its host, and between devices."""
 
 from collections.abc import Callable, Mapping, Sequence
 

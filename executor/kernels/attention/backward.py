@@ -1,4 +1,4 @@
-"""The gradient of attention, recomputing the probabilities from the logsumexp of every query.
+"""Backward pass of attention, which recomputes the probabilities from every query's logsumexp.
 
 With P = exp(scores − logsumexp) and D = Σ_u dout · out per query (Dao 2022, appendix B.2):
 dv = Pᵀ dout, dS = P · (dout vᵀ − D), dq = scale · dS k, dk = scale · dSᵀ q, and what is added to

@@ -1,4 +1,4 @@
-"""Attention, in blocks of queries whose scores stay in the cache; shapes as in `geometry.py`."""
+"""Forward pass of attention, in blocks of queries with scores in cache; see `geometry.py`."""
 
 from collections.abc import Sequence
 

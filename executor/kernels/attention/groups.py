@@ -1,4 +1,4 @@
-"""Attention whose labels leave out the groups: one head, or one head of keys for all queries.
+"""Groups of heads, put in where labels have none: one head, or one head of keys for all queries.
 
 Kernels take keys as [b, s, g, d]. Where keys have no g, it is put in behind the tokens of every
 operand, with size 1: the same elements in the same order.

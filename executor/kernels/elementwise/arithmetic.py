@@ -1,4 +1,4 @@
-"""Sums, products, casts: one pass over memory each, broadcast by label."""
+"""Arithmetic: sums, products, casts; one pass over memory each, broadcast by label."""
 
 from collections.abc import Sequence
 from string import ascii_letters

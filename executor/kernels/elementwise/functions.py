@@ -1,4 +1,4 @@
-"""Formulas of the pointwise functions: `FUNCTIONS`, one value and one slope each.
+"""Functions of every element as formulas: `FUNCTIONS`, one value and one slope each.
 
 A formula `f(x, out, spare, *numbers)` reads a chunk x, leaves its result in `out` and may spoil the
 `SPARES` arrays of `spare`; numbers are the function's attributes in the op table's order. All are

@@ -1,4 +1,4 @@
-"""Kernels of the pointwise functions and of the gates made of them: swiglu and prelu.
+"""Pointwise kernels: functions and the gates made of them, swiglu and prelu.
 
 Those of many passes go chunk by chunk, so that only the first and last pass touch memory.
 """

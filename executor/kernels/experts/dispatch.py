@@ -1,4 +1,4 @@
-"""Tokens to the places of their experts and back, as gathers of rows.
+"""Dispatch of tokens to the places of their experts, and back, as gathers of rows.
 
 `rows` says for every choice [b, t, k] which row of [e b c, d] it has, -1 where it was dropped or
 where another rank holds the expert; `holders` says for every row which choice has it, -1 for none.

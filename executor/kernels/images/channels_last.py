@@ -1,4 +1,4 @@
-"""Convolution and its gradients of images whose channels come last.
+"""Channels-last images: convolution and its gradients.
 
 The columns of an image are its values under every tap of the windows: [j i, q p c] for [y, x, c].
 A few samples' columns are made at a time, in scratch whose zeros (the padding) are never written;

@@ -1,4 +1,4 @@
-"""Factories of attention and its gradient, without windows and without anything added to scores."""
+"""Attention and its gradient in C, without windows and without anything added to scores."""
 
 import ctypes
 from collections.abc import Sequence

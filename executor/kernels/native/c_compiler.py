@@ -1,4 +1,4 @@
-"""The door to the machine's C compiler: sources in, a shared library in the user's cache out.
+"""C compiler of this machine: sources in, a shared library in the user's cache out.
 
 The library is named after all that it depends on: sources, options, compiler and processor. Ranks
 that start at once compile side by side, and the last to finish puts its own, equal, in place.

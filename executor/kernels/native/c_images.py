@@ -1,4 +1,4 @@
-"""Factories of batch norm and pooling where channels come last."""
+"""Image kernels in C: factories of batch norm and pooling where channels come last."""
 
 import ctypes
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Factories of the end of a step: sums of squares and AdamW."""
+"""Optimizer kernels in C: factories of sums of squares and AdamW."""
 
 from collections.abc import Sequence
 from math import sqrt

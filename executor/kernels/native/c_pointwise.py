@@ -1,4 +1,4 @@
-"""Factories of functions of every element, of sums and of copies."""
+"""Pointwise kernels in C: factories of functions of every element, of sums and of copies."""
 
 from collections.abc import Sequence
 from math import prod

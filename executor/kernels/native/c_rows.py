@@ -1,4 +1,4 @@
-"""Factories of norms, of rotary positions and of cross-entropy, row by row."""
+"""Row kernels in C: factories of norms, of rotary positions and of cross-entropy."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Number of threads that OpenMP gives a function, as it reads the environment."""
+"""Threads that OpenMP gives a function: their number, as it reads the environment."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The door to oneDNN's C interface (version 3), by ctypes.
+"""The library oneDNN by its C interface (version 3), through ctypes.
 
 A primitive is created once for its shapes, with scratch of its own, and run on the addresses of
 arrays: nothing is allocated when it runs. It runs on the threads of OpenMP, as our own C does.

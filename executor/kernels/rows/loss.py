@@ -1,4 +1,4 @@
-"""Cross-entropy of logits against target ids, whole or with the vocabulary split over ranks.
+"""Loss of logits against target ids: cross-entropy, whole or with the vocabulary split over ranks.
 
 A target below 0 is no target: its loss and gradient are 0. R rows (all leading dims), V logits of
 a row here. Rows go in chunks that stay in the cache.

@@ -1,4 +1,4 @@
-"""Losses besides cross-entropy: the logistic loss, and the angular margin of face recognition.
+"""Angular margin and logistic loss: the losses besides cross-entropy.
 
 A target below 0 is no target, as in `loss.py`.
 """

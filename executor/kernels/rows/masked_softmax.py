@@ -1,4 +1,4 @@
-"""Probabilities of attention out of its scores, kept whole, and their gradient.
+"""Masked softmax: attention's probabilities out of its scores, kept whole, and their gradient.
 
 N heads of all samples, T queries here (from the shard's offset on), S keys (all of them); a head at
 a time, whose scores stay in the cache where the sequence is short.

@@ -1,4 +1,4 @@
-"""Kernels of ids and positions: embedding, rotary positions and T5's relative bias.
+"""Sequence kernels, of ids and positions: embedding, rotary positions and T5's relative bias.
 
 Shards know the global index of their first element, so that an id or a position means the same
 wherever the tensor is cut.

@@ -1,4 +1,4 @@
-"""Pins: options of a search that fix what it would decide."""
+"""Pin options: choices of a search that are fixed beforehand."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps

@@ -1,4 +1,4 @@
-"""The catalogue of a page: what can be chosen, and the colours that all pictures share."""
+"""Catalogue document of a page: all that can be chosen, and the colours that pictures share."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Record of DeepSpeed."""
+"""Trainer record of DeepSpeed."""
 
 from millrace.trainers.deepspeed.ds_config_reading import read_settings, recognizes
 from millrace.trainers.deepspeed.ds_config_writing import FRAMEWORK, NAME, written_settings

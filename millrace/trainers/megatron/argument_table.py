@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments: the committed table of its parser, and command lines read by it."""
+"""Argument table of Megatron-LM's parser, as committed, and command lines read by it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""Megatron-Bridge: a job as the overrides of a recipe, and back.
+"""Bridge overrides: a job as the overrides of a Megatron-Bridge recipe, and back.
 
 Overrides are `path.of.field=value`, on the command line of the program that runs its recipes. Its
 model is Megatron-Core's, so most are destinations of Megatron-LM's arguments by another path.

@@ -1,4 +1,4 @@
-"""Jobs that Megatron-LM's settings describe; `job_values` is the inverse."""
+"""Megatron-LM's arguments as a job; `job_values` is the inverse."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Jobs as Megatron-Core's settings, by the destinations of Megatron-LM's arguments."""
+"""Job values: a job as Megatron-Core's settings, by destinations of Megatron-LM's arguments."""
 
 from typing import Any
 

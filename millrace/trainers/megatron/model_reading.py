@@ -1,4 +1,4 @@
-"""Models that Megatron-Core's settings describe; `model_values` is the inverse."""
+"""Model reading: Megatron-Core's settings as a model; `model_values` is the inverse."""
 
 from collections.abc import Mapping
 from re import fullmatch

@@ -1,4 +1,4 @@
-"""Models as Megatron-Core's settings: GPT's family and decoders of the zoo.
+"""Model values: GPT's family and decoders of the zoo as Megatron-Core's settings.
 
 Keys are destinations of Megatron-LM's arguments, which are the names of Megatron-Core's
 `TransformerConfig` but for a few that only the command line has.

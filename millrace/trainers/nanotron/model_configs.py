@@ -1,4 +1,4 @@
-"""Models in nanotron's words: a DecoderConfig as `model_config`, and back."""
+"""Model configs in nanotron's words: a DecoderConfig as `model_config`, and back."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Record of nanotron.
+"""Trainer record of nanotron.
 
 Its settings do not say how layers are dealt out: any plan's can be written, and the export says
 what nanotron makes of them.

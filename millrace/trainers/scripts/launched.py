@@ -1,4 +1,4 @@
-"""Launches: which program a launcher's words start, on how many devices, with which arguments."""
+"""Launched programs: the one that a launcher's words start, its devices and its arguments."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Commands of a shell script, with variables filled in; nothing is run.
+"""Shell script as its commands, with variables filled in; nothing is run.
 
 Assignments, arrays, `${NAME:-default}`, `$((2 * N))` and conditions on texts are worked out, as far
 as launch scripts of trainers have them. What cannot be (the output of a command, a loop) stays in

@@ -1,4 +1,4 @@
-"""Files of a torchtitan job: a Python module with its configuration, and what starts it."""
+"""Job writing: a Python module with a torchtitan job's configuration, and its launch script."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Configurations in Python: what a function of a module would return, read and never run.
+"""Python module of configurations: the value that a function would return, read and never run.
 
 Literals, keyword arguments, attributes that are set later, constants of the module and torchtitan's
 shipped configurations are followed. Whatever else a value is made of makes it `NOT_EVALUATED`.

@@ -1,4 +1,4 @@
-"""The record of torchtitan."""
+"""Trainer record of torchtitan."""
 
 from millrace.trainers.torchtitan.described_job import read
 from millrace.trainers.torchtitan.given_settings import looks_familiar

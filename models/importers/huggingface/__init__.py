@@ -1,4 +1,4 @@
-"""Hugging Face: a `config.json` becomes a ModelSpec, with no other library needed.
+"""Huggingface configs: a `config.json` becomes a ModelSpec, with no other library needed.
 
 In comes the path of a configuration, out goes a ModelSpec of a zoo family. `config_reading.py`
 opens the file and is the file to read first; `model_types.py` lists the model types; each mapping

@@ -1,4 +1,4 @@
-"""Llama and its kin: Mistral, Qwen2, Qwen3 and Phi-3.
+"""Decoders of Llama's kind: Llama, Mistral, Qwen2, Qwen3 and Phi-3.
 
 All have RMS norms, rotary positions and gated feed-forward parts; what differs stands in a row of
 defaults (transformers 5, `configuration_*.py`) and in a few keys.

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen3's, DeepSeek's, Kimi K2 and GLM-4.5.
+"""Configs of mixtures of experts: Mixtral, Qwen3's, DeepSeek's, Kimi K2 and GLM-4.5.
 
 Imported mixtures have 1.25 times an even share of places per expert, as the zoo's have; the
 libraries they come from drop no token (a `capacity_factor` of 0). Where a configuration asks for

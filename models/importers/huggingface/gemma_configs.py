@@ -1,7 +1,7 @@
-"""Gemma 2 and Gemma 3: four norms a layer, windows in most layers, capped logits.
+"""Configs of Gemma 2 and Gemma 3: four norms a layer, windows in half of the layers or more.
 
-Norms of these models multiply by one plus their weight; here the weight is that sum. Of a Gemma 3
-with images the part for text is read.
+Norms of these models multiply by one plus their weight; here the weight is that sum. Gemma 2 caps
+logits and scores. Of a Gemma 3 with images the part for text is read.
 """
 
 from math import sqrt

@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, windows in every other layer, biases, and SwiGLU that is cut off.
+"""Configs of gpt-oss: attention sinks, windows in every other layer, biases, SwiGLU cut off.
 
 Its router takes a softmax over the chosen scores alone, which is that over all of them, made to sum
 to one. Sinks and cut-offs are read, and noted: graphs leave them out.

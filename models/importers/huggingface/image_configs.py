@@ -1,4 +1,4 @@
-"""Convolutional networks of images: ResNet.
+"""Configs of convolutional networks of images: ResNet.
 
 Defaults are those of the configuration class of transformers (release 5), which names no size of
 images: they are as large as published.

@@ -1,4 +1,4 @@
-"""Llama 4: one expert a token and a shared one, chunks, and layers that turn nothing.
+"""Configs of Llama 4: one expert a token and a shared one, chunks, layers that turn nothing.
 
 Of a model with images the part for text is read. Chunks and scores that grow with the position are
 read, and noted where sequences are long enough for them: graphs leave them out.

@@ -1,4 +1,4 @@
-"""Types of a mapping from a model type's keys to a zoo family: its reader and its result."""
+"""Mapping from a model type's keys to a zoo family: its reader and its result."""
 
 from collections.abc import Callable
 from typing import NamedTuple

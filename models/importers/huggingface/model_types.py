@@ -1,4 +1,4 @@
-"""The table of model types: which mapping reads which `model_type`, and which none can read."""
+"""Model types: the mapping that reads each `model_type`, and those that none can read."""
 
 from millrace.models.importers.huggingface.decoders import MODEL_TYPES as DECODERS
 from millrace.models.importers.huggingface.encoders import MODEL_TYPES as ENCODERS

@@ -1,4 +1,4 @@
-"""Rotary positions as configurations write them, in their older and their newer form.
+"""Configs of rotary positions, in their older and their newer form.
 
 The older form has `rope_theta` and `rope_scaling` beside the other keys, the newer one a
 `rope_parameters` that holds both.

@@ -1,4 +1,4 @@
-"""Importing: the file read, its nodes lowered in order, a loss added, what is unread removed.
+"""ONNX import: the file read, its nodes lowered in order, a loss added, unread ops removed.
 
 Everything is worked out at a batch of samples that hardly occurs as another size. Where the file
 leaves the batch open the import is made a second time at another one, and both must be the same

@@ -1,4 +1,4 @@
-"""Labels of an op: index expressions written from the factors of its operands.
+"""Labelling of an op: its index expression is written from the factors of its operands.
 
 Factors that stand together in every operand of an op become one label; `b` and `t` keep their
 names, all other labels are local to the op.

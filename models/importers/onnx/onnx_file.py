@@ -1,4 +1,4 @@
-"""Reading a `.onnx` file: nodes, initializers and inputs in plain values, all that is odd refused.
+"""An ONNX file in plain values: nodes, initializers and inputs; all that is odd is refused.
 
 The only file that touches the `onnx` package, and only when it is used.
 """

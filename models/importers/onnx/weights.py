@@ -1,4 +1,4 @@
-"""Roles of initializers: which are trained, and how each starts."""
+"""Weights: the initializers that are trained, and how each starts."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Importer of torch.export programs: a module, program or `.pt2` file becomes a Graph.
+"""Torch export: a module, `torch.export` program or `.pt2` file becomes a Graph.
 
 In comes a module (meta and fake ones too), out goes `ExportedModel`: the forward graph with its
 loss, where each variable's value is found, and the values where the module has some.

@@ -1,4 +1,4 @@
-"""The importer's front: module, program or file in, `ExportedModel` out."""
+"""Program import: a module, program or file in, `ExportedModel` out."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

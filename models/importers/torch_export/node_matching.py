@@ -1,4 +1,4 @@
-"""Patterns: several calls of a program that are one op here.
+"""Node matching: patterns of several calls of a program that are one op here.
 
 Each matcher looks backwards from a call and returns the op's name and what it reads, or None. The
 calls in between are then read by nothing and fall away.

@@ -1,4 +1,4 @@
-"""Reading a program: call by call, constants worked out for real, the rest drafted.
+"""Program reader: call by call, constants worked out for real, the rest drafted.
 
 What does not depend on the inputs or on a parameter (masks, positions, tables of angles) is
 computed while reading; only what the predictions need is read at all. Calls that cannot be

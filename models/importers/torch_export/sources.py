@@ -1,4 +1,4 @@
-"""Results of an import: the graph, the source of each variable's value, and the values."""
+"""Sources of the values of variables, and the imported graph that has them."""
 
 from dataclasses import dataclass
 from math import prod

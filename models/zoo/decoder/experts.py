@@ -1,4 +1,4 @@
-"""A mixture of experts: routing, the experts' products, the expert all tokens visit, the balance.
+"""Experts of a decoder: routing, their products, the expert all tokens visit, the balance.
 
 Experts have a capacity per sample, so that neither microbatch nor split changes who is dropped.
 

@@ -1,4 +1,4 @@
-"""The large mixtures of experts, as rows of data: sizes as in `sizes.py`, from the same sources."""
+"""Mixture sizes: the large mixtures of experts as rows of data, from the sources of `sizes.py`."""
 
 from math import log, sqrt
 from typing import Any

@@ -1,4 +1,4 @@
-"""The published decoders but for the large mixtures of experts, as rows of data.
+"""Sizes of the published decoders but for the large mixtures of experts, as rows of data.
 
 Sizes are those of the `config.json` released with each model's weights; the paper stands beside it.
 The longest sequence is the released one. Mixtures of experts train with 1.25 times an even share of

@@ -10,7 +10,7 @@ What is waited for is a second input port of the collective: a register that it 
 """
 
 from millrace.planner.actors.graph import Port
-from millrace.planner.compile.live_ranges import Spans, stretches
+from millrace.planner.compile.live_ranges import LiveRanges, stretches
 from millrace.planner.compile.stage_ir import BEGIN, UPDATE, Section, StageIR
 
 
@@ -24,28 +24,32 @@ def hold_back(draft: StageIR, joint_backward: bool) -> None:
     joint_backward : bool
         True if gradients of inputs and of weights run in one slot.
     """
-    spans = Spans(draft, joint_backward)
+    live_ranges = LiveRanges(draft, joint_backward)
     triggers: dict[Section, list[tuple[int, int | None]]] = {}
     for index, actor in enumerate(draft.actors):
-        section = spans.section(index)
-        if section in (BEGIN, UPDATE) or not spans.local(index):
+        section = live_ranges.section(index)
+        if section in (BEGIN, UPDATE) or not live_ranges.local(index):
             continue
         (output,) = (port.register for port in actor.outputs)
-        wanted = spans.end(output, section)
-        if wanted is None or spans.begin(output) is not None:
+        wanted = live_ranges.end(output, section)
+        if wanted is None or live_ranges.begin(output) is not None:
             continue
         if section not in triggers:
-            triggers[section] = _triggers(draft, spans, section)
-        first = min(spans.done(reader, section) or 0 for reader in spans.readers[output])
+            triggers[section] = _triggers(draft, live_ranges, section)
+        first = min(
+            live_ranges.done(reader, section) or 0 for reader in live_ranges.readers[output]
+        )
         before = [trigger for trigger in triggers[section] if trigger[0] <= first]
         if len(before) > 1 and (register := before[-2][1]) is not None:
             actor.inputs = (*actor.inputs, Port(register=register))
-            spans.readers[register].append(index)
+            live_ranges.readers[register].append(index)
 
 
-def _triggers(draft: StageIR, spans: Spans, section: Section) -> list[tuple[int, int | None]]:
+def _triggers(
+    draft: StageIR, live_ranges: LiveRanges, section: Section
+) -> list[tuple[int, int | None]]:
     """Start of every stretch of a section, and the smallest register that its ops fill."""
-    ops = spans.ops(section)
+    ops = live_ranges.ops(section)
     starts = [start for start, _ in stretches(draft, ops)]
     triggers: list[tuple[int, int | None]] = []
     for start, end in zip(starts, [*starts[1:], 2 * len(draft.actors)], strict=True):
@@ -54,7 +58,7 @@ def _triggers(draft: StageIR, spans: Spans, section: Section) -> list[tuple[int,
             for index in ops
             if start <= 2 * index < end
             for port in draft.actors[index].outputs
-            if port.hold == 1 and port.register in spans.readers
+            if port.hold == 1 and port.register in live_ranges.readers
         ]
         smallest = min(filled, key=lambda r: (draft.registers[r].slot_bytes, r), default=None)
         triggers.append((start, smallest))

@@ -1,4 +1,4 @@
-"""Drafts with fused actors: a stage's groups made one actor each, what is inside them gone."""
+"""Fused actors: each group of a stage's ops becomes one, and the registers inside it are gone."""
 
 from collections.abc import Hashable, Sequence
 
@@ -22,14 +22,14 @@ def fused_draft(draft: StageIR, *, joint: bool) -> StageIR:
     joint
         As `fused_groups` has it.
     """
-    net = fused_groups(_nodes(draft), _values(draft), joint=joint)
+    fusion_graph = fused_groups(_nodes(draft), _values(draft), joint=joint)
     inner = {
         name
-        for group in dict.fromkeys(net.groups.values())
-        for name in _group_outputs(net, group) - set(written(net, group))
+        for group in dict.fromkeys(fusion_graph.groups.values())
+        for name in _group_outputs(fusion_graph, group) - set(written(fusion_graph, group))
     }
     numbers: dict[int, int] = {}
-    for register in _in_stacks(net, len(draft.registers)):
+    for register in _in_stacks(fusion_graph, len(draft.registers)):
         if register not in inner:
             numbers[register] = len(numbers)
     fused = StageIR(
@@ -41,22 +41,22 @@ def fused_draft(draft: StageIR, *, joint: bool) -> StageIR:
             if follower in numbers
         },
     )
-    for unit in net.order():
+    for unit in fusion_graph.order():
         members = [draft.actors[index] for index in unit]
         actor = members[0] if len(unit) == 1 else _joined(draft, members, inner)
         fused.add_actor(_renumbered(actor, numbers))
     return fused
 
 
-def _in_stacks(net: FusionGraph, count: int) -> list[int]:
+def _in_stacks(fusion_graph: FusionGraph, count: int) -> list[int]:
     """Registers in the order of their places: results of alike products as their operands are.
 
     What is read and written at equal distances, in one order, is one stack of products. The two
     may have come in opposite orders, for gradients are made backwards.
     """
     order = list(range(count))
-    for group in dict.fromkeys(net.groups.values()):
-        nodes = [net.nodes[index] for index in group]
+    for group in dict.fromkeys(fusion_graph.groups.values()):
+        nodes = [fusion_graph.nodes[index] for index in group]
         rows = [[nodes[index] for index in row] for row in components(nodes)]
         heads = [row[0] for row in rows]
         if len(rows) < 2 or any(op_kind(head.kind).role != PRODUCT for head in heads):
@@ -124,8 +124,8 @@ def _values(draft: StageIR) -> dict[Hashable, FusionTensor]:
     }
 
 
-def _group_outputs(net: FusionGraph, group: Sequence[int]) -> set[Hashable]:
-    return {name for index in group for name in net.nodes[index].outputs}
+def _group_outputs(fusion_graph: FusionGraph, group: Sequence[int]) -> set[Hashable]:
+    return {name for index in group for name in fusion_graph.nodes[index].outputs}
 
 
 def _joined(draft: StageIR, members: Sequence[ActorIR], inner: set[Hashable]) -> ActorIR:

@@ -1,4 +1,4 @@
-"""Stages as a plan's `fusion` wants them."""
+"""Fusion pass: stages become as a plan's `fusion` wants them."""
 
 from collections.abc import Sequence
 

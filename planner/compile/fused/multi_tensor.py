@@ -1,4 +1,4 @@
-"""Launches: what is done to every variable alike, joined to few actors that launch once.
+"""Multi-tensor actors: work that is done to every variable alike, in few launches.
 
 A model has hundreds of small variables, and casting, squaring or updating one of them, or adding up
 its gradients, costs less than its launch. Those of a stage that can run at one time become one

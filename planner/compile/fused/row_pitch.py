@@ -1,4 +1,4 @@
-"""Padding: rows of large tensors begin where a device's widest loads can begin.
+"""Row pitch: rows of large tensors begin where a device's widest loads can begin.
 
 A product of 16-bit matrices is several times slower where rows do not begin on 16 bytes, and a
 vocabulary of 50,257 makes such rows of logits. A register whose makers and readers all know of it

@@ -1,4 +1,4 @@
-"""Shapes: measured points of ops of one form and other sizes, over the table of the form.
+"""Shape tables: points measured at one shape of an op, which overrule the table of its form.
 
 Ops of one form and equal work differ in time where their sizes do: a convolution of many places and
 few channels takes several times as long as one of few places and many channels. A table of the form

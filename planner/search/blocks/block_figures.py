@@ -1,4 +1,4 @@
-"""Reading: what the options of a solved block program come to, template by template."""
+"""Block figures: the options of a solved block program added up, template by template."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,8 +17,7 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
 )
-from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
-from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.strategies import OpStrategies, ReshardingEdge, StrategySpace
 
 Options = tuple[int, ...]
 # Passes that make and read last what has a lifetime, as `strategies.PASSES` numbers them.
@@ -37,7 +36,7 @@ def template_figures(
     Parameters
     ----------
     space : StrategySpace
-        Choices and nets of the program; its folded graph names each block's template.
+        Choices and edges of the program; its folded graph names each block's template.
     tables : CostTables
         Costs of all options of `space`, none left out.
     row : int
@@ -62,17 +61,19 @@ def template_figures(
         more = np.append(figures, (0, 0))
         sums[template] = sums.get(template, np.zeros(len(more), np.int64)) + more
         counts[template] = max(counts.get(template, 0), choice.count)
-    for net in tables.nets:
-        source = net.source_of[options[net.producer]]
-        wanted = {int(use.target_of[options[use.choice]]) for use in net.uses}
-        template_sums = sums[home[net.uses[0].choice]]
+    for edge in tables.edges:
+        source = edge.source_of[options[edge.producer]]
+        wanted = {int(use.target_of[options[use.choice]]) for use in edge.uses}
+        template_sums = sums[home[edge.uses[0].choice]]
         for target in wanted:
-            time = net.duration_ns[source, target, row]
-            template_sums[net.figure] += net.count * time
-            template_sums[PERSISTENT] += net.count * net.buffer_bytes[source, target, row]
-        for lifetime, size in _kept_versions(space.nets[net.number], net, row, options, deferring):
+            time = edge.duration_ns[source, target, row]
+            template_sums[edge.figure] += edge.count * time
+            template_sums[PERSISTENT] += edge.count * edge.buffer_bytes[source, target, row]
+        for lifetime, size in _kept_versions(
+            space.edges[edge.number], edge, row, options, deferring
+        ):
             column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
-            template_sums[column] += net.count * size
+            template_sums[column] += edge.count * size
     return {
         template: [-(-int(figure) // counts[template]) for figure in total]
         for template, total in sums.items()
@@ -80,34 +81,34 @@ def template_figures(
 
 
 def _kept_versions(
-    net: SpaceNet, priced: EdgeCosts, row: int, options: Options, deferring: bool
+    edge: ReshardingEdge, priced: EdgeCosts, row: int, options: Options, deferring: bool
 ) -> Iterator[tuple[int, int]]:
-    """Lifetime and bytes of every version of a net that is kept from one pass to another.
+    """Lifetime and bytes of every version of an edge that is kept from one pass to another.
 
     What a reader wants is boxed in the first pass that wants it, and kept until the last; what was
     made is kept until it is boxed or read for the last time.
     """
-    if net.producer_pass is None or not net.outlives_pass:
+    if edge.producer_pass is None or not edge.outlives_pass:
         return
-    source = net.sources[net.source_of[options[net.producer]]]
+    source = edge.sources[edge.source_of[options[edge.producer]]]
     spans: dict[int, set[int]] = {}
-    for use in net.uses:
+    for use in edge.uses:
         passes = {min(pass_number, 2 if deferring else 1) for pass_number in use.passes}
         spans.setdefault(int(use.target_of[options[use.choice]]), set()).update(passes)
-    last = net.producer_pass
+    last = edge.producer_pass
     for target, passes in spans.items():
         if not passes:
             continue
-        if net.targets[target] == source:
+        if edge.targets[target] == source:
             last = max(last, *passes)
             continue
         last = max(last, min(passes))
         if min(passes) < max(passes):
             size = int(priced.held_bytes[target, row])
             yield SPANS.index((min(passes), max(passes))), size
-    if net.producer_pass < last:
-        priced_source = priced.source_of[options[net.producer]]
-        yield SPANS.index((net.producer_pass, last)), int(priced.made_bytes[priced_source, row])
+    if edge.producer_pass < last:
+        priced_source = priced.source_of[options[edge.producer]]
+        yield SPANS.index((edge.producer_pass, last)), int(priced.made_bytes[priced_source, row])
 
 
 def forward_times_ns(
@@ -120,7 +121,7 @@ def forward_times_ns(
     Parameters
     ----------
     space : StrategySpace
-        Choices and nets of the program; its folded graph names each block's template.
+        Choices and edges of the program; its folded graph names each block's template.
     tables : CostTables
         Costs of all options of `space`, none left out.
     row : int
@@ -139,14 +140,18 @@ def forward_times_ns(
             sums[home[index]] += (
                 choice.count * share * choice.figures[MICROBATCH, options[index], row]
             )
-    for net in tables.nets:
-        if net.figure == STEP or not space.nets[net.number].forward or space.nets[net.number].side:
+    for edge in tables.edges:
+        if (
+            edge.figure == STEP
+            or not space.edges[edge.number].forward
+            or space.edges[edge.number].side
+        ):
             continue
-        source = net.source_of[options[net.producer]]
-        wanted = {int(use.target_of[options[use.choice]]) for use in net.uses if not use.holds}
+        source = edge.source_of[options[edge.producer]]
+        wanted = {int(use.target_of[options[use.choice]]) for use in edge.uses if not use.holds}
         for target in wanted:
-            took = net.count * net.duration_ns[source, target, row]
-            sums[home[net.uses[0].choice]] += took
+            took = edge.count * edge.duration_ns[source, target, row]
+            sums[home[edge.uses[0].choice]] += took
     return {template: round(total / counts[template]) for template, total in sums.items()}
 
 

@@ -1,14 +1,14 @@
-"""The block program: one signature per op, at the least cost, as an integer program.
+"""Block MILP: one signature per op, at the least cost, as an integer program.
 
-With choices c and their options o, nets n, sources a, targets b and uses u of a net::
+With choices c and their options o, edges e, sources a, targets b and uses u of an edge::
 
-    minimise    Σ_c Σ_o cost[c, o] x[c, o] + Σ_n Σ_ab boxing[n, a, b] W[n, a, b]
-                    + Σ_n Σ_b held[n, b] D[n, b]
+    minimise    Σ_c Σ_o cost[c, o] x[c, o] + Σ_e Σ_ab boxing[e, a, b] W[e, a, b]
+                    + Σ_e Σ_b held[e, b] D[e, b]
     subject to  Σ_o x[c, o] = 1                                   every choice takes one option
                 Σ_b w[u, a, b] = Σ_{o makes a} x[producer, o]     a use leaves from what is made
                 Σ_a w[u, a, b] = Σ_{o wants b} x[reader, o]       and arrives at what is wanted
-                W[n, a, b] ≥ w[u, a, b]                           boxing is paid once per target
-                D[n, b] ≥ Σ_{o wants b} x[reader, o]              so is keeping for the backward
+                W[e, a, b] ≥ w[u, a, b]                           boxing is paid once per target
+                D[e, b] ≥ Σ_{o wants b} x[reader, o]              so is keeping for the backward
                 bytes(x, W, D) ≤ limit                            where memory is a hard row
                 x ∈ {0, 1},  w, W, D ≥ 0
 
@@ -116,11 +116,11 @@ class _Program:
         for first, choice in zip(self.first, tables.choices, strict=True):
             row = self.program.add_rows(1, 1.0, 1.0)
             self.program.enter(row, first + np.arange(len(choice.options)), 1.0)
-        for net in tables.nets:
-            if net.duration_ns.any() or net.buffer_bytes.any() or not net.reachable.all():
-                self._add_boxing(net)
+        for edge in tables.edges:
+            if edge.duration_ns.any() or edge.buffer_bytes.any() or not edge.reachable.all():
+                self._add_boxing(edge)
             if self.keeping:
-                self._add_held(net)
+                self._add_held(edge)
 
     def _columns(self, figures: Ints, integer: bool = False) -> int:
         """Add columns that cost these figures, and their bytes to the memory row."""
@@ -139,19 +139,19 @@ class _Program:
         """Subtract the options of a choice from the row that each of them belongs to."""
         self.program.enter(rows, self.first[choice] + np.arange(len(rows)), -1.0)
 
-    def _add_boxing(self, net: EdgeCosts) -> None:
+    def _add_boxing(self, edge: EdgeCosts) -> None:
         """Add `w` for every use and, where several may share a boxing, `W` over them."""
         program = self.program
-        reachable = net.reachable[:, :, 0]
+        reachable = edge.reachable[:, :, 0]
         figures = np.zeros((*reachable.shape, len(FIGURES)), np.int64)
-        figures[:, :, net.figure] = net.count * net.duration_ns[:, :, 0]
-        figures[:, :, PERSISTENT] = net.count * net.buffer_bytes[:, :, 0]
-        shared = len(net.uses) > 1
+        figures[:, :, edge.figure] = edge.count * edge.duration_ns[:, :, 0]
+        figures[:, :, PERSISTENT] = edge.count * edge.buffer_bytes[:, :, 0]
+        shared = len(edge.uses) > 1
         shared_columns = np.full(reachable.shape, -1, np.int64)
         if shared:
             a, b = np.nonzero(reachable & figures.any(axis=2))
             shared_columns[a, b] = self._columns(figures[a, b]) + np.arange(len(a))
-        for use in net.uses:
+        for use in edge.uses:
             wanted = np.zeros(reachable.shape[1], np.bool_)
             wanted[use.target_of] = True
             a, b = np.nonzero(reachable & wanted)
@@ -159,7 +159,7 @@ class _Program:
             columns = self._columns(use_figures) + np.arange(len(a))
             leaves = program.add_rows(reachable.shape[0], 0.0, 0.0)
             program.enter(leaves + a, columns, 1.0)
-            self._subtract_options(net.producer, leaves + net.source_of)
+            self._subtract_options(edge.producer, leaves + edge.source_of)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
             self._subtract_options(use.choice, arrives + use.target_of)
@@ -169,14 +169,14 @@ class _Program:
             program.enter(covers, shared_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
 
-    def _add_held(self, net: EdgeCosts) -> None:
+    def _add_held(self, edge: EdgeCosts) -> None:
         """Add `D`: each target that backward readers want is kept once."""
-        holders = [use for use in net.uses if use.holds]
+        holders = [use for use in edge.uses if use.holds]
         if not holders:
             return
-        targets = np.arange(len(net.held_bytes))
+        targets = np.arange(len(edge.held_bytes))
         held_figures = np.zeros((len(targets), len(FIGURES)), np.int64)
-        held_figures[:, INFLIGHT] = net.count * net.held_bytes[:, 0]
+        held_figures[:, INFLIGHT] = edge.count * edge.held_bytes[:, 0]
         columns = self._columns(held_figures)
         for use in holders:
             rows = self.program.add_rows(len(targets), lower=0.0)

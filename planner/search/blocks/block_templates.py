@@ -1,4 +1,4 @@
-"""Folding: the ops of a graph with equal blocks taken once, and how often each occurs.
+"""Block templates: ops of a graph with equal blocks taken once, and how often each occurs.
 
 Blocks of one template have the same ops under other names, so one of them stands for all: its
 choice is every block's choice, its cost counts once per block. A tensor that one block hands to the
@@ -29,7 +29,7 @@ class TensorReader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedNet:
+class FoldedEdge:
     """A tensor and the ops that read it, `count` times in the graph.
 
     What a `repeat` gives is boxed anew for the backward pass (`side` is then "backward"), anything
@@ -50,7 +50,7 @@ class Folded:
     graph: Graph
     ops: tuple[Op, ...]
     counts: dict[str, int]
-    nets: tuple[FoldedNet, ...]
+    edges: tuple[FoldedEdge, ...]
 
 
 def representatives(graph: Graph, blocks: Iterable[str]) -> dict[str, str]:
@@ -113,17 +113,17 @@ def fold(
             backward = op.phase.is_gradient
             side = "backward" if producer.kind == "repeat" and backward else ""
             readings.setdefault((name, side), []).append((op, index))
-    folded_nets: dict[tuple[str, str, tuple[TensorReader, ...]], FoldedNet] = {}
+    folded_edges: dict[tuple[str, str, tuple[TensorReader, ...]], FoldedEdge] = {}
     for (name, side), uses in readings.items():
         readers = tuple(TensorReader(op=names[op.name], index=index) for op, index in uses)
         key = (tensors[name], side, readers)
         home = producers[name].block
-        count = often.get(home, 1) + (folded_nets[key].count if key in folded_nets else 0)
+        count = often.get(home, 1) + (folded_edges[key].count if key in folded_edges else 0)
         crossing = any(op.block != home for op, _ in uses)
-        folded_nets[key] = FoldedNet(
+        folded_edges[key] = FoldedEdge(
             tensor=tensors[name], side=side, readers=readers, count=count, crossing=crossing
         )
-    return Folded(graph=graph, ops=tuple(ops), counts=counts, nets=tuple(folded_nets.values()))
+    return Folded(graph=graph, ops=tuple(ops), counts=counts, edges=tuple(folded_edges.values()))
 
 
 def handed_bytes(folded: Folded, batch: int) -> int:
@@ -144,9 +144,9 @@ def handed_bytes(folded: Folded, batch: int) -> int:
     tensors = folded.graph.tensors_by_name
     makers = {name: op for op in folded.ops for name in op.outputs}
     handed = (
-        scaled(tensors[net.tensor], folded.graph.batch, batch).size_bytes
-        for net in folded.nets
-        if net.crossing and makers[net.tensor].phase is Phase.FORWARD
+        scaled(tensors[edge.tensor], folded.graph.batch, batch).size_bytes
+        for edge in folded.edges
+        if edge.crossing and makers[edge.tensor].phase is Phase.FORWARD
     )
     return max(handed, default=0)
 
@@ -162,7 +162,7 @@ class Shortened:
 def deduplicated(graph: Graph) -> Shortened:
     """Leave out blocks where others of their template are joined to their neighbours as they are.
 
-    What is left folds to the same ops, counts and nets; the last kept block before a gap hands to
+    What is left folds to the same ops, counts and edges; the last kept block before a gap hands to
     the first behind it. Where the blocks that are left would be joined otherwise than before, as
     where every block reads those before it, none is left out.
     """

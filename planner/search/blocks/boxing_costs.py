@@ -1,4 +1,4 @@
-"""Moving: the boxing of one tensor on many meshes at once: paths, durations and buffers.
+"""Boxing costs of one tensor on many meshes at once: paths, durations and buffers.
 
 States (nd-SBPs) are the nodes of a graph whose edges are single steps (`millrace.planner.boxing`).
 Which path takes the fewest bytes depends on the sizes of the axes and on which states divide, not

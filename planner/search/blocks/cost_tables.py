@@ -1,4 +1,4 @@
-"""Tables: the choices and nets of block programs as arrays, for many rows at once.
+"""Tables: the choices and edges of block programs as arrays, for many rows at once.
 
 A row is one block program: a mesh, a microbatch, and what every option and boxing costs there.
 Figures have five columns (`FIGURES`): time per microbatch, time per step, bytes that stay, bytes
@@ -36,7 +36,7 @@ class NodeCosts:
 class EdgeCosts:
     """A tensor between its producer and its readers, `count` times: boxing, and what is held."""
 
-    number: int  # its place among the space's nets
+    number: int  # its place among the space's edges
     producer: int
     source_of: Ints  # [options of the producer] → source
     uses: tuple[EdgeUse, ...]  # target_of: [options of the reader] → target
@@ -51,10 +51,10 @@ class EdgeCosts:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CostTables:
-    """Block programs of the same choices and nets, one per row."""
+    """Block programs of the same choices and edges, one per row."""
 
     choices: tuple[NodeCosts, ...]
-    nets: tuple[EdgeCosts, ...]
+    edges: tuple[EdgeCosts, ...]
 
     @property
     def rows(self) -> int:
@@ -84,14 +84,14 @@ def take(tables: CostTables, rows: Ints | Bools) -> CostTables:
 
 
 def stacked(parts: Sequence[CostTables]) -> CostTables:
-    """Tables with the rows of several, all of the same choices and nets."""
+    """Tables with the rows of several, all of the same choices and edges."""
     if len(parts) == 1:
         return parts[0]
     return _joined(parts, lambda arrays: np.concatenate(arrays, axis=-1))
 
 
 def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -> CostTables:
-    """Tables whose arrays are joined from those of several, once where nets share them."""
+    """Tables whose arrays are joined from those of several, once where edges share them."""
     joined_arrays: dict[tuple[int, ...], Array] = {}
 
     def join_once(arrays: list[Array]) -> Array:
@@ -109,7 +109,7 @@ def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -
             )
             for same in zip(*(part.choices for part in parts), strict=True)
         ),
-        nets=tuple(
+        edges=tuple(
             replace(
                 same[0],
                 reachable=join_once([each.reachable for each in same]),
@@ -118,7 +118,7 @@ def _joined(parts: Sequence[CostTables], join: Callable[[list[Array]], Array]) -
                 made_bytes=join_once([each.made_bytes for each in same]),
                 held_bytes=join_once([each.held_bytes for each in same]),
             )
-            for same in zip(*(part.nets for part in parts), strict=True)
+            for same in zip(*(part.edges for part in parts), strict=True)
         ),
     )
 
@@ -131,7 +131,7 @@ def solution_figures(
     Parameters
     ----------
     tables : CostTables
-        All choices and nets count as often as they occur.
+        All choices and edges count as often as they occur.
     chosen : int array [choices, R]
         The option of each choice, by its place in the tables.
     places : int array [R], optional
@@ -150,38 +150,38 @@ def solution_figures(
     for choice, option in zip(tables.choices, chosen, strict=True):
         figures += choice.count * choice.figures[:, option, rows]
         legal &= choice.legal[option, rows]
-    for net in tables.nets:
-        net_totals, fine = net_figures(net, chosen, rows)
-        figures += net.count * net_totals
+    for edge in tables.edges:
+        edge_totals, fine = edge_figures(edge, chosen, rows)
+        figures += edge.count * edge_totals
         legal &= fine
     return figures, legal
 
 
-def net_figures(net: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
-    """Figures [F, R] of one occurrence of a net, and whether its boxings exist [R].
+def edge_figures(edge: EdgeCosts, chosen: Ints, places: Ints) -> tuple[Ints, Bools]:
+    """Figures [F, R] of one occurrence of an edge, and whether its boxings exist [R].
 
     Parameters
     ----------
-    net : EdgeCosts
+    edge : EdgeCosts
         Boxing to each target counts once, whoever reads it, and so does what is held there.
     chosen : int array (choices, R)
         Option of every choice, by its place in the tables.
     places : int array (R,)
         Row of the tables that each column of `chosen` is for.
     """
-    source = net.source_of[chosen[net.producer]]
-    targets = [use.target_of[chosen[use.choice]] for use in net.uses]
+    source = edge.source_of[chosen[edge.producer]]
+    targets = [use.target_of[chosen[use.choice]] for use in edge.uses]
     figures = np.zeros((len(FIGURES), len(places)), np.int64)
-    counted = figures[net.figure]
+    counted = figures[edge.figure]
     fine = np.ones(len(places), np.bool_)
     held_targets: list[Ints] = []
-    for number, (use, target) in enumerate(zip(net.uses, targets, strict=True)):
+    for number, (use, target) in enumerate(zip(edge.uses, targets, strict=True)):
         fresh, cells = _unlike(target, targets[:number]), (source, target, places)
-        fine &= net.reachable[cells]
-        counted += net.duration_ns[cells] * fresh
-        figures[PERSISTENT] += net.buffer_bytes[cells] * fresh
+        fine &= edge.reachable[cells]
+        counted += edge.duration_ns[cells] * fresh
+        figures[PERSISTENT] += edge.buffer_bytes[cells] * fresh
         if use.holds:
-            figures[INFLIGHT] += net.held_bytes[target, places] * _unlike(target, held_targets)
+            figures[INFLIGHT] += edge.held_bytes[target, places] * _unlike(target, held_targets)
             held_targets.append(target)
     return figures, fine
 
@@ -221,28 +221,28 @@ def compact(tables: CostTables, keep: Sequence[Ints]) -> CostTables:
         replace(c, figures=c.figures[:, k], legal=c.legal[k], options=c.options[k])
         for c, k in zip(tables.choices, keep, strict=True)
     )
-    nets = []
-    for net in tables.nets:
-        sources, makes = np.unique(net.source_of[keep[net.producer]], return_inverse=True)
-        wants = [use.target_of[keep[use.choice]] for use in net.uses]
+    edges = []
+    for edge in tables.edges:
+        sources, makes = np.unique(edge.source_of[keep[edge.producer]], return_inverse=True)
+        wants = [use.target_of[keep[use.choice]] for use in edge.uses]
         targets = np.unique(np.concatenate(wants))
         grid = np.ix_(sources, targets)
-        nets.append(
+        edges.append(
             replace(
-                net,
+                edge,
                 source_of=makes.astype(np.int64),
                 uses=tuple(
                     replace(use, target_of=np.searchsorted(targets, want))
-                    for use, want in zip(net.uses, wants, strict=True)
+                    for use, want in zip(edge.uses, wants, strict=True)
                 ),
-                reachable=net.reachable[grid],
-                duration_ns=net.duration_ns[grid],
-                buffer_bytes=net.buffer_bytes[grid],
-                made_bytes=net.made_bytes[sources],
-                held_bytes=net.held_bytes[targets],
+                reachable=edge.reachable[grid],
+                duration_ns=edge.duration_ns[grid],
+                buffer_bytes=edge.buffer_bytes[grid],
+                made_bytes=edge.made_bytes[sources],
+                held_bytes=edge.held_bytes[targets],
             )
         )
-    return CostTables(choices=choices, nets=tuple(nets))
+    return CostTables(choices=choices, edges=tuple(edges))
 
 
 def reachable_options(tables: CostTables) -> list[Ints]:
@@ -251,18 +251,18 @@ def reachable_options(tables: CostTables) -> list[Ints]:
     changed = True
     while changed:
         changed = False
-        for net in tables.nets:
-            reach = net.reachable[:, :, 0]
-            for use in net.uses:
-                producing, reading = keep[net.producer], keep[use.choice]
-                if use.choice == net.producer:  # what an option makes is what it reads
-                    self_reach = reach[net.source_of, use.target_of]
+        for edge in tables.edges:
+            reach = edge.reachable[:, :, 0]
+            for use in edge.uses:
+                producing, reading = keep[edge.producer], keep[use.choice]
+                if use.choice == edge.producer:  # what an option makes is what it reads
+                    self_reach = reach[edge.source_of, use.target_of]
                     changed |= bool((producing & ~self_reach).any())
                     producing &= self_reach
                     continue
                 leaves: Bools = np.any(reach[:, use.target_of[reading]], axis=1)
-                arrives: Bools = np.any(reach[net.source_of[producing]], axis=0)
-                from_here, to_here = leaves[net.source_of], arrives[use.target_of]
+                arrives: Bools = np.any(reach[edge.source_of[producing]], axis=0)
+                from_here, to_here = leaves[edge.source_of], arrives[use.target_of]
                 for mask, good in ((producing, from_here), (reading, to_here)):
                     if (mask & ~good).any():
                         mask &= good

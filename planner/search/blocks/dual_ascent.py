@@ -1,4 +1,4 @@
-"""Ascent: bounds and solutions of many block programs at once, one per row of a pricing.
+"""Dual ascent: bounds and solutions of many block programs at once, one per row of tables.
 
 A block program takes one option per choice at the least sum of option costs and boxing. Moving
 cost between a choice and the boxing beside it changes no sum, but raises the bound that comes from
@@ -8,8 +8,8 @@ minimising every term alone::
 
 A sweep goes through the choices in order: each takes in what its pairs with earlier choices hold
 and hands an even share to its pairs with later ones; then back again. Choices with no pair among
-them are dealt with at once (a level). Boxing that several readers of a net may share is split among
-them, and the split follows what they use of it. After a sweep back every pair is empty at its
+them are dealt with at once (a level). Boxing that several readers of an edge may share is split
+among them, and the split follows what they use of it. After a sweep back every pair is empty at its
 least, so that the bound is in the choices alone, and a solution is read off by taking options one
 after the other, each the best beside those before it. Choices with one neighbour are taken out
 before, and decided last; options that are illegal in all rows are left out.

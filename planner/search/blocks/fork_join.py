@@ -1,4 +1,4 @@
-"""Beside: two pieces of work at once, the second in a forked process where there is a core for it.
+"""Fork-join: two pieces of work at once, the second in a process where there is a core for it.
 
 What comes back is the same either way; where nothing can be forked the pieces run in turn.
 """

@@ -1,4 +1,4 @@
-"""Blending: the block program of a pipeline whose stages lie on unlike sites.
+"""Mixed devices: the block program of a pipeline whose stages lie on unlike sites.
 
 Every block lies on some stage, but on which is not decided yet. With shares α of the sites' stages
 (`Σ α = 1` over the stages), the slowest stage takes at least `Σ_s α_s · time[s]`, so that a block
@@ -37,7 +37,7 @@ class MixedDeviceCosts:
     Parameters
     ----------
     parts : sequence of StrategyCosts
-        Pricing of each site; rows and space are equal.
+        Strategy costs of each site; rows and space are equal.
     pipelines : sequence of Pipeline
         Pipeline of every row, with `kind_of_stage` counting the sites.
     """
@@ -62,25 +62,25 @@ class MixedDeviceCosts:
         return MixedDeviceCosts(taken, [self.pipelines[row] for row in rows])
 
     def tables(self) -> tuple[CostTables, list[CostTables]]:
-        """Choices and nets of all rows, and those of each site."""
+        """Choices and edges of all rows, and those of each site."""
         tables_by_site = [part.tables() for part in self.parts]
         choices = tuple(
             replace(choice, figures=figures)
             for choice, figures in zip(tables_by_site[0].choices, self.figures, strict=True)
         )
-        nets = tuple(
+        edges = tuple(
             replace(
                 together[0],
                 duration_ns=_least(
                     [
-                        np.floor(net.duration_ns * scale[net.figure])
-                        for net, scale in zip(together, self.scales, strict=True)
+                        np.floor(edge.duration_ns * scale[edge.figure])
+                        for edge, scale in zip(together, self.scales, strict=True)
                     ]
                 ),
             )
-            for together in zip(*(site_tables.nets for site_tables in tables_by_site), strict=True)
+            for together in zip(*(site_tables.edges for site_tables in tables_by_site), strict=True)
         )
-        return CostTables(choices=choices, nets=nets), tables_by_site
+        return CostTables(choices=choices, edges=edges), tables_by_site
 
 
 class Least(NamedTuple):
@@ -90,10 +90,10 @@ class Least(NamedTuple):
     time: Floats
 
 
-def least_times(pricing: StrategyCosts | MixedDeviceCosts) -> list[Least | None]:
+def least_times(strategy_costs: StrategyCosts | MixedDeviceCosts) -> list[Least | None]:
     """Least time of every choice; None where options have times in several columns."""
     least: list[Least | None] = []
-    for figures, legal in zip(pricing.figures, pricing.legal, strict=True):
+    for figures, legal in zip(strategy_costs.figures, strategy_costs.legal, strict=True):
         columns = [column for column in TIMES if figures[column].any()] or [MICROBATCH]
         if len(columns) > 1:
             least.append(None)
@@ -104,7 +104,7 @@ def least_times(pricing: StrategyCosts | MixedDeviceCosts) -> list[Least | None]
 
 
 def cheapest(
-    pricing: StrategyCosts | MixedDeviceCosts,
+    strategy_costs: StrategyCosts | MixedDeviceCosts,
     least: Sequence[Least | None],
     rows: Ints,
     prices: Floats,
@@ -115,13 +115,13 @@ def cheapest(
 
     Parameters
     ----------
-    pricing : StrategyCosts or MixedDeviceCosts
+    strategy_costs : StrategyCosts or MixedDeviceCosts
         Figures of every option on K rows.
     least : sequence of (Least or None)
-        Entry of each choice, as `least_times` gives them for this pricing; None: its options are
+        Entry of each choice, as `least_times` gives them for these costs; None: its options are
         compared at the prices.
     rows : int array (R,)
-        Rows of the pricing.
+        Rows of the costs.
     prices : float array (F, R)
         Price of one unit of each figure, in the order of `FIGURES`; those of bytes are not read.
 
@@ -131,12 +131,14 @@ def cheapest(
         Figures at the prices, without boxing: a lower bound of each program's cost.
     """
     total = np.zeros(len(rows))
-    for index, (choice, least_time) in enumerate(zip(pricing.space.choices, least, strict=True)):
+    for index, (choice, least_time) in enumerate(
+        zip(strategy_costs.space.choices, least, strict=True)
+    ):
         if least_time is not None:
             time = least_time.time[rows]
             cost = np.where(np.isinf(time), np.inf, time * prices[least_time.column])
         else:
-            figures, legal = pricing.figures[index], pricing.legal[index]
+            figures, legal = strategy_costs.figures[index], strategy_costs.legal[index]
             costs = np.zeros((choice.size, len(rows)))
             for column in TIMES:
                 costs += figures[column].take(rows, axis=1) * prices[column]

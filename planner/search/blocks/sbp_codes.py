@@ -1,4 +1,4 @@
-"""States: nd-SBPs as small integers, and what each leaves of a tensor on many meshes at once.
+"""SBP codes: nd-SBPs as small integers, and the shards that each makes on many meshes at once.
 
 One axis is a digit (B, P(sum), P(max), S(0), S(1) …), an nd-SBP the number that its digits make,
 the outermost axis first. Shapes: U states, N axes, K rows (a mesh and a microbatch each).

@@ -1,7 +1,7 @@
-"""Space: what there is to choose for one kind of mesh, whatever the sizes of its axes.
+"""Strategies: all choices there are for one kind of mesh, whatever the sizes of its axes.
 
 A *choice* is an op, or a variable tied to its update, or an op tied to its clones; its *options*
-are signatures. A *net* is a tensor with its producer and its readers: where the SBP a reader wants
+are signatures. A *edge* is a tensor with its producer and its readers: where the SBP a reader wants
 is not the one that is made, boxing is paid, once per (tensor, target SBP) whoever reads it. All of
 this follows from labels and the roles of the axes, so that one space serves every mesh with as many
 axes of the same roles, and every microbatch; which options divide is decided row by row in
@@ -19,7 +19,7 @@ from millrace.models.graph import ITEMSIZE, Op, Phase
 from millrace.models.ops import op_kind
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import Sbp
-from millrace.planner.search.blocks.block_templates import Folded, FoldedNet
+from millrace.planner.search.blocks.block_templates import Folded, FoldedEdge
 from millrace.planner.search.blocks.sbp_codes import MAX, SUM, digit, digits, numbers
 from millrace.planner.signatures import (
     Allowed,
@@ -144,7 +144,7 @@ class StrategyNode:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EdgeUse:
-    """A choice that reads a net: `target_of` gives the target of each of its options."""
+    """A choice that reads an edge: `target_of` gives the target of each of its options."""
 
     choice: int
     target_of: Ints  # [options]
@@ -192,12 +192,12 @@ class ReshardingEdge:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StrategySpace:
-    """All choices and nets for meshes of `axes` axes."""
+    """All choices and edges for meshes of `axes` axes."""
 
     folded: Folded
     axes: int
     choices: tuple[StrategyNode, ...]
-    nets: tuple[ReshardingEdge, ...]
+    edges: tuple[ReshardingEdge, ...]
     values: frozenset[str]
 
 
@@ -207,7 +207,7 @@ def build_space(
     allowed: Allowed | None = None,
     otherwise: Allowed | None = None,
 ) -> StrategySpace:
-    """Space of the options of every op, and of the nets between them.
+    """Space of the options of every op, and of the edges between them.
 
     Parameters
     ----------
@@ -232,12 +232,12 @@ def build_space(
             builder.add(
                 op, [tied_op for tied_op in folded.ops if tied.get(tied_op.name) == op.name]
             )
-    nets = tuple(net for folded_net in folded.nets if (net := builder.net(folded_net)))
+    edges = tuple(edge for folded_edge in folded.edges if (edge := builder.edge(folded_edge)))
     return StrategySpace(
         folded=folded,
         axes=axes,
         choices=tuple(builder.choices),
-        nets=nets,
+        edges=edges,
         values=builder.values,
     )
 
@@ -351,26 +351,26 @@ class _Builder:
         taken, states, primary = _combined(op.kind, op.labels, tuple(ids), allowed_by_filter)
         return OpStrategies(op=op, base=base, base_indices=taken, states=states, primary=primary)
 
-    def net(self, net: FoldedNet) -> ReshardingEdge | None:
-        """Net of a tensor; None where nobody needs it boxed."""
+    def edge(self, edge: FoldedEdge) -> ReshardingEdge | None:
+        """Edge of a tensor; None where nobody needs it boxed."""
         readings: list[tuple[int, Ints, bool, frozenset[int]]] = []
         weights = False
-        for reader in net.readers:
+        for reader in edge.readers:
             choice, states, op = self._read[reader.op, reader.index]
             weights |= op.phase == Phase.BACKWARD_WEIGHT
-            if choice == self._producers[net.tensor][0] and (
+            if choice == self._producers[edge.tensor][0] and (
                 op.kind == "cast" or op_kind(op.kind).updates
             ):
                 continue  # the variable under its own update or cast: tied, not boxed
-            kept_for_backward = self._phases[net.tensor] == Phase.FORWARD and op.phase.is_backward
+            kept_for_backward = self._phases[edge.tensor] == Phase.FORWARD and op.phase.is_backward
             passes = frozenset({PASSES[op.phase]} if op.phase in PASSES else ())
             readings.append(
-                (choice, states, kept_for_backward and net.tensor not in self.values, passes)
+                (choice, states, kept_for_backward and edge.tensor not in self.values, passes)
             )
         if not readings:
             return None
-        producer, made_states = self._producers[net.tensor]
-        made_later = self._phases[net.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
+        producer, made_states = self._producers[edge.tensor]
+        made_later = self._phases[edge.tensor] in (Phase.BACKWARD_INPUT, Phase.RECOMPUTE)
         sources, makes = np.unique(made_states, return_inverse=True)
         targets = np.unique(np.concatenate([states for _, states, *_ in readings]))
         uses: list[EdgeUse] = []
@@ -388,17 +388,17 @@ class _Builder:
             else:
                 uses.append(use)
         return ReshardingEdge(
-            tensor=net.tensor,
-            side=net.side,
+            tensor=edge.tensor,
+            side=edge.side,
             producer=producer,
             sources=sources,
             source_of=makes.astype(np.int64),
             targets=targets,
             uses=tuple(uses),
-            count=net.count,
-            crossing=net.crossing,
-            producer_pass=PASSES.get(self._phases[net.tensor]),
-            outlives_pass=net.tensor not in self.values,
+            count=edge.count,
+            crossing=edge.crossing,
+            producer_pass=PASSES.get(self._phases[edge.tensor]),
+            outlives_pass=edge.tensor not in self.values,
             lifetime=(1 + made_later) if weights else 0,
         )
 

@@ -1,4 +1,4 @@
-"""Pricing: what every option and every boxing of a space costs, on many rows at once.
+"""Strategy costs: figures of every option and every boxing of a space, on many rows at once.
 
 A row is a mesh (sizes of its axes) and a microbatch; `cost_tables.py` says what the figures are.
 Shapes: O options, A sources, B targets, N axes, K rows, F figures.
@@ -47,13 +47,16 @@ from millrace.planner.search.blocks.sbp_codes import (
     number_of,
     shards,
 )
-from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
-from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
-from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoice
+from millrace.planner.search.blocks.strategies import (
+    OpStrategies,
+    ReshardingEdge,
+    StrategyNode,
+    StrategySpace,
+)
 from millrace.planner.search.blocks.tensor_states import alphabets, ends, likeness
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
-Boxing = dict[str, Any]  # the arrays of a net, as in `cost_tables.EdgeCosts`
+Boxing = dict[str, Any]  # the arrays of an edge, as in `cost_tables.EdgeCosts`
 SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
 
 
@@ -119,7 +122,7 @@ class StrategyCosts:
         self._sized: dict[object, tuple[Ints, Bools]] = {}
         self._durations: dict[object, Ints] = {}  # computed once for ops that are alike
         self.batches = np.unique(batch, return_index=True, return_inverse=True)[1:]
-        self.moving = BoxingCosts(cluster, sizes, alphabets(space), stretch, cache, starts)
+        self.boxing = BoxingCosts(cluster, sizes, alphabets(space), stretch, cache, starts)
         self.figures: list[Ints] = []  # per choice [F, O, K], of one occurrence
         self.legal: list[Bools] = []  # per choice [O, K]
         priced = {} if alike is None else alike._by_op()
@@ -144,13 +147,13 @@ class StrategyCosts:
         primary = fits & ops[0].primary[:, None]
         return figures, np.where(primary.any(axis=0), primary, fits)
 
-    def _by_op(self) -> dict[str, tuple[SpaceChoice, Ints, Bools]]:
+    def _by_op(self) -> dict[str, tuple[StrategyNode, Ints, Bools]]:
         """Choices with their figures and what divides, by the op that chooses."""
         rows = zip(self.space.choices, self.figures, self.legal, strict=True)
         return {choice.ops[0].op.name: (choice, figures, fits) for choice, figures, fits in rows}
 
     def take(self, rows: Ints) -> "StrategyCosts":
-        """Pricing of some of the rows; op figures are not computed again."""
+        """Costs of some of the rows; op figures are not computed again."""
         taken = copy(self)
         taken.sizes, taken.batch = self.sizes[:, rows], self.batch[rows]
         taken.rows = len(rows)
@@ -159,14 +162,14 @@ class StrategyCosts:
         taken.legal = [legal[:, rows] for legal in self.legal]
         taken._dims, taken._sized, taken._durations = {}, {}, {}
         taken.batches = np.unique(taken.batch, return_index=True, return_inverse=True)[1:]
-        moving, starts = self.moving, [self.moving.starts[row] for row in rows]
-        taken.moving = BoxingCosts(
-            self.cluster, taken.sizes, moving.alphabets, self.stretch, moving.cache, starts
+        boxing, starts = self.boxing, [self.boxing.starts[row] for row in rows]
+        taken.boxing = BoxingCosts(
+            self.cluster, taken.sizes, boxing.alphabets, self.stretch, boxing.cache, starts
         )
         return taken
 
     def tables(self) -> CostTables:
-        """Choices and nets of all rows."""
+        """Choices and edges of all rows."""
         choices = tuple(
             NodeCosts(
                 figures=figures,
@@ -181,7 +184,9 @@ class StrategyCosts:
         alike: dict[object, Boxing] = {}
         return CostTables(
             choices=choices,
-            nets=tuple(self._net(number, net, alike) for number, net in enumerate(self.space.nets)),
+            edges=tuple(
+                self._edge(number, edge, alike) for number, edge in enumerate(self.space.edges)
+            ),
         )
 
     # -- shapes ------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ class StrategyCosts:
 
     def _local(self, dims: Ints, states: Ints) -> tuple[Ints, Bools]:
         """Elements of a shard, and mask of the states that divide: [O, K] each."""
-        unique, back = self.moving.cache.distinct(states)
+        unique, back = self.boxing.cache.distinct(states)
         key = dims.tobytes(), unique.tobytes()
         if key not in self._sized:
             cut = shards(unique, self.sizes)
@@ -433,7 +438,7 @@ class StrategyCosts:
 
         def sent(operand: int, dtype: str) -> Ints:
             local = self._local(dims[operand], states[operand])[0] * ITEMSIZE[dtype]
-            hop_ns: Ints = np.round(self.moving.collective_ns(ROTATE, axes, local)).astype(np.int64)
+            hop_ns: Ints = np.round(self.boxing.collective_ns(ROTATE, axes, local)).astype(np.int64)
             return hop_ns
 
         input_numbers, output_numbers = list(range(inputs)), list(range(inputs, len(dims)))
@@ -458,55 +463,55 @@ class StrategyCosts:
     def _moved_ns(self, dims: Ints, dtype: str, sources: Ints, targets: Ints) -> Ints:
         """Nanoseconds of boxing each source to the target at the same place: [O, K]."""
         (before, source_places), (after, target_places) = map(
-            self.moving.cache.distinct, (sources, targets)
+            self.boxing.cache.distinct, (sources, targets)
         )
-        boxed = self.moving.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
+        boxed = self.boxing.boxed(dims, ITEMSIZE[dtype], before, after, keeps_source=False)
         durations: Ints = boxed.duration_ns[source_places, target_places]
         return durations
 
-    def _net(self, number: int, net: SpaceNet, alike: dict[object, Boxing]) -> EdgeCosts:
-        """One net; those that are boxed alike share their arrays."""
-        tensor: Tensor = self.tensors[net.tensor]
-        maker = self.makers[net.tensor]
+    def _edge(self, number: int, edge: ReshardingEdge, alike: dict[object, Boxing]) -> EdgeCosts:
+        """One edge; those that are boxed alike share their arrays."""
+        tensor: Tensor = self.tensors[edge.tensor]
+        maker = self.makers[edge.tensor]
         maker_key = maker.kind, tuple(self.tensors[name].dtype for name in maker.inputs[:1])
         hides = self._hides(maker, tensor)
-        states = net.sources.tobytes(), net.targets.tobytes()
-        named = net.tensor in self.masters, net.tensor in self.in_buckets
-        copies = self.copies.get(net.tensor, ALONE)
-        key = likeness(tensor), net.crossing, named, copies, maker_key, states, hides
+        states = edge.sources.tobytes(), edge.targets.tobytes()
+        named = edge.tensor in self.masters, edge.tensor in self.in_buckets
+        copies = self.copies.get(edge.tensor, ALONE)
+        key = likeness(tensor), edge.crossing, named, copies, maker_key, states, hides
         if key not in alike:
-            alike[key] = self._boxing(net, tensor)
+            alike[key] = self._boxing(edge, tensor)
         return EdgeCosts(
             number=number,
-            producer=net.producer,
-            source_of=net.source_of,
-            uses=net.uses,
-            count=net.count,
+            producer=edge.producer,
+            source_of=edge.source_of,
+            uses=edge.uses,
+            count=edge.count,
             figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,
             **alike[key],
         )
 
-    def _boxing(self, net: SpaceNet, tensor: Tensor) -> Boxing:
-        """Arrays of a net's boxing: which exists, how long it takes, its buffers, what is held."""
+    def _boxing(self, edge: ReshardingEdge, tensor: Tensor) -> Boxing:
+        """Arrays of an edge's boxing: which there is, its durations and buffers, what is held."""
         sources, targets = self._ends[likeness(tensor)]
         source_places, target_places = (
-            np.searchsorted(sources, net.sources),
-            np.searchsorted(targets, net.targets),
+            np.searchsorted(sources, edge.sources),
+            np.searchsorted(targets, edge.targets),
         )
-        work = self.dims(net.tensor), ITEMSIZE[tensor.dtype], sources, targets
-        step, bucketed = tensor.rate is Rate.STEP, net.tensor in self.in_buckets
-        copies = self.copies.get(net.tensor, ALONE)
-        all_boxed = self.moving.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
+        work = self.dims(edge.tensor), ITEMSIZE[tensor.dtype], sources, targets
+        step, bucketed = tensor.rate is Rate.STEP, edge.tensor in self.in_buckets
+        copies = self.copies.get(edge.tensor, ALONE)
+        all_boxed = self.boxing.boxed(*work, keeps_source=step, bucketed=bucketed, copies=copies)
         boxed = all_boxed.picked(source_places, target_places)
         reachable = boxed.reachable
-        if net.tensor in self.masters:  # what lies in host memory is cast as it is stored
-            reachable = reachable & np.equal.outer(net.sources, net.targets)[:, :, None]
-        if net.crossing and not self.crossing_partial.all():
+        if edge.tensor in self.masters:  # what lies in host memory is cast as it is stored
+            reachable = reachable & np.equal.outer(edge.sources, edge.targets)[:, :, None]
+        if edge.crossing and not self.crossing_partial.all():
             both = np.logical_and.outer(
-                is_partial(net.sources, self.space.axes), is_partial(net.targets, self.space.axes)
+                is_partial(edge.sources, self.space.axes), is_partial(edge.targets, self.space.axes)
             )
             reachable = reachable & (~both[:, :, None] | self.crossing_partial)
-        maker, source = self.makers[net.tensor], self.local_bytes(net.tensor, net.sources)
+        maker, source = self.makers[edge.tensor], self.local_bytes(edge.tensor, edge.sources)
         given = ITEMSIZE[self.tensors[maker.inputs[0]].dtype if maker.inputs else tensor.dtype]
         buffers = boxed.buffer_bytes(maker.kind, source, source // ITEMSIZE[tensor.dtype] * given)
         took = boxed.duration_ns
@@ -518,7 +523,7 @@ class StrategyCosts:
             "duration_ns": took,
             "buffer_bytes": buffers,
             "made_bytes": source,
-            "held_bytes": self.local_bytes(net.tensor, net.targets),
+            "held_bytes": self.local_bytes(edge.tensor, edge.targets),
         }
 
     def _hides(self, maker: Op, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Layouts: the SBPs that tensors of a space take, over all its options, by what is alike.
+"""Tensor states: the SBPs that tensors of a space take, over all its options, by likeness.
 
 Boxing is priced for all tensors that are alike at once, between all states that any of them takes.
 """
@@ -13,8 +13,7 @@ from millrace.models.labels import parse
 from millrace.planner.ring_attention import RINGS
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.search.blocks.sbp_codes import REPLICATED, digits, number_of
-from millrace.planner.search.blocks.strategies import OpStrategies, StrategySpace
-from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
+from millrace.planner.search.blocks.strategies import OpStrategies, ReshardingEdge, StrategySpace
 from millrace.planner.signatures import sub_signatures
 
 
@@ -25,17 +24,17 @@ def likeness(tensor: Tensor) -> tuple[object, ...]:
 
 @lru_cache(maxsize=8)  # a search has few spaces, and prices each more than once
 def ends(space: StrategySpace) -> dict[tuple[object, ...], tuple[Ints, Ints]]:
-    """Sources and targets of all nets of alike tensors (`likeness`): boxed together, once."""
+    """Sources and targets of all edges of alike tensors (`likeness`): boxed together, once."""
     tensors = space.folded.graph.tensors_by_name
-    alike: dict[tuple[object, ...], list[SpaceNet]] = {}
-    for net in space.nets:
-        alike.setdefault(likeness(tensors[net.tensor]), []).append(net)
+    alike: dict[tuple[object, ...], list[ReshardingEdge]] = {}
+    for edge in space.edges:
+        alike.setdefault(likeness(tensors[edge.tensor]), []).append(edge)
     return {
         key: (
-            np.unique(np.concatenate([net.sources for net in nets])),
-            np.unique(np.concatenate([net.targets for net in nets])),
+            np.unique(np.concatenate([edge.sources for edge in edges])),
+            np.unique(np.concatenate([edge.targets for edge in edges])),
         )
-        for key, nets in alike.items()
+        for key, edges in alike.items()
     }
 
 
@@ -62,10 +61,10 @@ def alphabets(space: StrategySpace) -> dict[int, tuple[tuple[int, ...], ...]]:
             for operand_labels, text in zip(operands, texts, strict=True):
                 note(len(operand_labels), np.array([number_of(parse_nd_sbp(text))]))
 
-    for net in space.nets:
-        ndim = len(tensors[net.tensor].shape)
-        note(ndim, net.sources)
-        note(ndim, net.targets)
+    for edge in space.edges:
+        ndim = len(tensors[edge.tensor].shape)
+        note(ndim, edge.sources)
+        note(ndim, edge.targets)
     for choice in space.choices:
         for op_options in choice.ops:
             if op_options.op.kind not in RINGS:

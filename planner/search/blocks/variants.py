@@ -18,7 +18,7 @@ def handover(space: StrategySpace, options: Options) -> Handover:
     Parameters
     ----------
     space : StrategySpace
-        Choices and nets of the block program.
+        Choices and edges of the block program.
     options : tuple of int
         Option of each choice, as the space numbers them.
 
@@ -28,9 +28,9 @@ def handover(space: StrategySpace, options: Options) -> Handover:
         Each tensor that crosses from block to block, and the number of its nd-SBP (`sbp_codes.py`).
     """
     return tuple(
-        (net.tensor, int(net.sources[net.source_of[options[net.producer]]]))
-        for net in space.nets
-        if net.crossing
+        (edge.tensor, int(edge.sources[edge.source_of[options[edge.producer]]]))
+        for edge in space.edges
+        if edge.crossing
     )
 
 
@@ -40,7 +40,7 @@ def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
     Parameters
     ----------
     space : StrategySpace
-        Choices and nets of the block program.
+        Choices and edges of the block program.
     wanted : tuple of (str, int)
         Tensor and the state in which it shall be made, as `handover` gives them. Tensors that are
         not named may be made in any.
@@ -52,10 +52,10 @@ def boundary_masks(space: StrategySpace, wanted: Handover) -> dict[int, Bools]:
     """
     states = dict(wanted)
     masks: dict[int, Bools] = {}
-    for net in space.nets:
-        if net.crossing and net.tensor in states:
-            fine = net.sources[net.source_of] == states[net.tensor]
-            masks[net.producer] = masks.get(net.producer, fine) & fine
+    for edge in space.edges:
+        if edge.crossing and edge.tensor in states:
+            fine = edge.sources[edge.source_of] == states[edge.tensor]
+            masks[edge.producer] = masks.get(edge.producer, fine) & fine
     return masks
 
 

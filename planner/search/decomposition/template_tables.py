@@ -10,13 +10,13 @@ something reads another layout, or this one, after the gap only::
 (the second where it is not among the first). Lifetimes are sums of gaps: from a forward to the
 gradients of weights a tensor is alive in both.
 
-For bounds the same is written as nets: a floor that every layout costs, and for each reader before
+For bounds the same is written as edges: a floor that every layout costs, and for each reader before
 the gap, on the diagonal of its own and the later readers' targets, what its layout costs more than
 the floor. No solution keeps less.
 
 Time is told apart by pass: what the forward pass makes is boxed there for its own readers, and in
-the backward pass for those that read it there alone. For bounds a net with both kinds of reader is
-boxed at the lesser price of the two.
+the backward pass for those that read it there alone. For bounds an edge with both kinds of reader
+is boxed at the lesser price of the two.
 
 Shapes: F figures, O options, A sources, B targets, K rows (meshes and microbatches), R solutions.
 """
@@ -39,11 +39,14 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
     NodeCosts,
-    net_figures,
+    edge_figures,
 )
-from millrace.planner.search.blocks.strategies import EdgeUse, StrategySpace
-from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
-from millrace.planner.search.blocks.strategies import StrategyNode as SpaceChoice
+from millrace.planner.search.blocks.strategies import (
+    EdgeUse,
+    ReshardingEdge,
+    StrategyNode,
+    StrategySpace,
+)
 from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.stages import VariantFigures
 
@@ -70,12 +73,12 @@ class TemplateTables:
     Attributes
     ----------
     tables : CostTables
-        Block figures and `EITHER`, of all blocks of the template together; what is kept is in nets.
+        Block figures and `EITHER`, of all blocks of the template together; edges have what is kept.
     places : tuple of int
         The space's choice that each choice is; first those of the template itself.
     stands : tuple of array
         Per choice, the space's option that each of its options stands for.
-    nets : tuple of EdgeCosts
+    edges : tuple of EdgeCosts
         What boxing costs, without what is kept.
     forward : tuple of EdgeCosts or None
         Part of each of these that is boxed in the forward pass.
@@ -87,7 +90,7 @@ class TemplateTables:
     tables: CostTables
     places: tuple[int, ...]
     stands: tuple[Ints, ...]
-    nets: tuple[EdgeCosts, ...]
+    edges: tuple[EdgeCosts, ...]
     forward: tuple[EdgeCosts | None, ...]
     count: int
 
@@ -96,16 +99,16 @@ class TemplateTables:
         totals = np.zeros((BLOCK_FIGURES, len(rows)), np.int64)
         for choice, option in zip(self.tables.choices, options, strict=True):
             totals += choice.count * choice.figures[:BLOCK_FIGURES, option, rows]
-        for net, early in zip(self.nets, self.forward, strict=True):
-            boxing, _ = net_figures(net, options, rows)
-            totals[: len(FIGURES)] += net.count * boxing
+        for edge, early in zip(self.edges, self.forward, strict=True):
+            boxing, _ = edge_figures(edge, options, rows)
+            totals[: len(FIGURES)] += edge.count * boxing
             if early is not None:
-                boxing, _ = net_figures(early, options, rows)
-                totals[FORWARD] += net.count * boxing[MICROBATCH]
-                totals[MICROBATCH] -= net.count * boxing[MICROBATCH]
-            for gap in _gaps(self.space.nets[net.number]):
-                kept_bytes = _kept_bytes(self.space.nets[net.number], net, gap, options, rows)
-                totals[GAPS[gap]] += net.count * kept_bytes
+                boxing, _ = edge_figures(early, options, rows)
+                totals[FORWARD] += edge.count * boxing[MICROBATCH]
+                totals[MICROBATCH] -= edge.count * boxing[MICROBATCH]
+            for gap in _gaps(self.space.edges[edge.number]):
+                kept_bytes = _kept_bytes(self.space.edges[edge.number], edge, gap, options, rows)
+                totals[GAPS[gap]] += edge.count * kept_bytes
         return totals
 
     def space_options(self, options: Ints) -> Options:
@@ -130,11 +133,11 @@ def template_tables(space: StrategySpace, tables: CostTables, template: str) -> 
     templates = space.folded.graph.templates
     home = [templates[choice.ops[0].op.block] for choice in space.choices]
     own_choices = [choice_index for choice_index, name in enumerate(home) if name == template]
-    read = [net for net in tables.nets if home[net.uses[0].choice] == template]
+    read = [edge for edge in tables.edges if home[edge.uses[0].choice] == template]
     ends = {
         choice_index
-        for net in read
-        for choice_index in (net.producer, *(use.choice for use in net.uses))
+        for edge in read
+        for choice_index in (edge.producer, *(use.choice for use in edge.uses))
     }
     place = {
         choice_index: number
@@ -149,16 +152,18 @@ def template_tables(space: StrategySpace, tables: CostTables, template: str) -> 
         choice, options = _costless_choice(tables, other, read)
         choices.append(choice)
         stands.append(options)
-    nets = [_placed(net, place, stands) for net in read]
-    forward = [_forward(space.nets[net.number], net) for net in nets]
-    boxing = [_by_pass(net, early) for net, early in zip(nets, forward, strict=True)]
-    kept_nets = [kept_net for net in nets for kept_net in _kept_nets(space.nets[net.number], net)]
+    edges = [_placed(edge, place, stands) for edge in read]
+    forward = [_forward(space.edges[edge.number], edge) for edge in edges]
+    boxing = [_by_pass(edge, early) for edge, early in zip(edges, forward, strict=True)]
+    kept_edges = [
+        kept_edge for edge in edges for kept_edge in _kept_edges(space.edges[edge.number], edge)
+    ]
     return TemplateTables(
         space=space,
-        tables=CostTables(choices=tuple(choices), nets=(*boxing, *kept_nets)),
+        tables=CostTables(choices=tuple(choices), edges=(*boxing, *kept_edges)),
         places=tuple(place),
         stands=tuple(stands),
-        nets=tuple(nets),
+        edges=tuple(edges),
         forward=tuple(forward),
         count=max(choice.count for choice in choices[: len(own_choices)]),
     )
@@ -182,7 +187,7 @@ def table_prices(prices: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.vstack([prices, np.minimum(prices[FORWARD], prices[MICROBATCH])])
 
 
-def _widened(choice: NodeCosts, space_choice: SpaceChoice) -> NodeCosts:
+def _widened(choice: NodeCosts, space_choice: StrategyNode) -> NodeCosts:
     """Choice with all figures that tables have; the time of forward ops is told apart."""
     more = np.zeros((EITHER + 1 - len(FIGURES), *choice.figures.shape[1:]), np.int64)
     figures = np.concatenate([choice.figures, more])
@@ -196,14 +201,14 @@ def _widened(choice: NodeCosts, space_choice: SpaceChoice) -> NodeCosts:
 
 
 def _costless_choice(
-    tables: CostTables, choice: int, nets: list[EdgeCosts]
+    tables: CostTables, choice: int, edges: list[EdgeCosts]
 ) -> tuple[NodeCosts, Ints]:
     """Choice of another template at no cost: one option per combination that it makes or wants.
 
     Returned is also an option of the space that stands for each.
     """
-    ends = [net.source_of for net in nets if net.producer == choice]
-    ends += [use.target_of for net in nets for use in net.uses if use.choice == choice]
+    ends = [edge.source_of for edge in edges if edge.producer == choice]
+    ends += [use.target_of for edge in edges for use in edge.uses if use.choice == choice]
     combinations, first, inverse = np.unique(
         np.array(ends), axis=1, return_index=True, return_inverse=True
     )
@@ -213,12 +218,12 @@ def _costless_choice(
     return NodeCosts(figures=figures, legal=able, options=np.arange(len(first)), count=1), first
 
 
-def _placed(net: EdgeCosts, place: dict[int, int], stands: list[Ints]) -> EdgeCosts:
-    """A net between choices by their new places and options, which holds nothing itself."""
+def _placed(edge: EdgeCosts, place: dict[int, int], stands: list[Ints]) -> EdgeCosts:
+    """An edge between choices by their new places and options, which holds nothing itself."""
     return replace(
-        net,
-        producer=place[net.producer],
-        source_of=net.source_of[stands[place[net.producer]]],
+        edge,
+        producer=place[edge.producer],
+        source_of=edge.source_of[stands[place[edge.producer]]],
         uses=tuple(
             replace(
                 use,
@@ -226,57 +231,59 @@ def _placed(net: EdgeCosts, place: dict[int, int], stands: list[Ints]) -> EdgeCo
                 target_of=use.target_of[stands[place[use.choice]]],
                 holds=False,
             )
-            for use in net.uses
+            for use in edge.uses
         ),
     )
 
 
-def _forward(space_net: SpaceNet, net: EdgeCosts) -> EdgeCosts | None:
-    """Part of a net that is boxed in the forward pass; None: nothing is."""
-    if net.figure == STEP or not space_net.forward or space_net.side:
+def _forward(space_edge: ReshardingEdge, edge: EdgeCosts) -> EdgeCosts | None:
+    """Part of an edge that is boxed in the forward pass; None: nothing is."""
+    if edge.figure == STEP or not space_edge.forward or space_edge.side:
         return None
-    uses = zip(net.uses, space_net.uses, strict=True)
+    uses = zip(edge.uses, space_edge.uses, strict=True)
     early = tuple(use for use, of_space in uses if not of_space.holds)
-    return replace(net, uses=early) if early else None
+    return replace(edge, uses=early) if early else None
 
 
-def _by_pass(net: EdgeCosts, early: EdgeCosts | None) -> EdgeCosts:
-    """A net whose boxing counts in its pass; in the cheaper one, where it is boxed in two."""
+def _by_pass(edge: EdgeCosts, early: EdgeCosts | None) -> EdgeCosts:
+    """An edge whose boxing counts in its pass; in the cheaper one, where it is boxed in two."""
     if early is None:
-        return net
-    return replace(net, figure=FORWARD if len(early.uses) == len(net.uses) else EITHER)
+        return edge
+    return replace(edge, figure=FORWARD if len(early.uses) == len(edge.uses) else EITHER)
 
 
-def _gaps(net: SpaceNet) -> Iterator[int]:
-    """Gaps across which something of a net may be kept."""
-    if net.outlives_pass and net.producer_pass is not None:
-        last = max((max(use.passes) for use in net.uses if use.passes), default=0)
-        yield from range(net.producer_pass, last)
+def _gaps(edge: ReshardingEdge) -> Iterator[int]:
+    """Gaps across which something of an edge may be kept."""
+    if edge.outlives_pass and edge.producer_pass is not None:
+        last = max((max(use.passes) for use in edge.uses if use.passes), default=0)
+        yield from range(edge.producer_pass, last)
 
 
-def _before_and_after(net: EdgeCosts, gap: int) -> tuple[list[EdgeUse], list[EdgeUse]]:
+def _before_and_after(edge: EdgeCosts, gap: int) -> tuple[list[EdgeUse], list[EdgeUse]]:
     """Uses that read before a gap, and those that read after it; some do both."""
-    reading = [use for use in net.uses if use.passes]
+    reading = [use for use in edge.uses if use.passes]
     before = [use for use in reading if min(use.passes) <= gap]
     return before, [use for use in reading if max(use.passes) > gap]
 
 
-def _kept_bytes(space_net: SpaceNet, net: EdgeCosts, gap: int, options: Ints, rows: Ints) -> Ints:
-    """Bytes [R] of one occurrence of a net that are alive in a gap."""
-    before, after = _before_and_after(net, gap)
+def _kept_bytes(
+    space_edge: ReshardingEdge, edge: EdgeCosts, gap: int, options: Ints, rows: Ints
+) -> Ints:
+    """Bytes [R] of one occurrence of an edge that are alive in a gap."""
+    before, after = _before_and_after(edge, gap)
     alive_bytes = np.zeros(len(rows), np.int64)
-    source = net.source_of[options[net.producer]]
-    made_state = space_net.sources[source]
+    source = edge.source_of[options[edge.producer]]
+    made_state = space_edge.sources[source]
     made_too = np.zeros(len(rows), np.bool_)
     early = [use.target_of[options[use.choice]] for use in before]
     late = [use.target_of[options[use.choice]] for use in after]
     for number, target in enumerate(late):
         again = _any_equal(target, early)
-        as_made = space_net.targets[target] == made_state
+        as_made = space_edge.targets[target] == made_state
         made_too |= ~again | as_made
         first = ~_any_equal(target, late[:number])
-        alive_bytes += net.held_bytes[target, rows] * (again & ~as_made & first)
-    alive_bytes += net.made_bytes[source, rows] * made_too
+        alive_bytes += edge.held_bytes[target, rows] * (again & ~as_made & first)
+    alive_bytes += edge.made_bytes[source, rows] * made_too
     return alive_bytes
 
 
@@ -288,35 +295,35 @@ def _any_equal(target: Ints, others: list[Ints]) -> Bools:
     return equal
 
 
-def _kept_nets(space_net: SpaceNet, net: EdgeCosts) -> Iterator[EdgeCosts]:
-    """Nets that cost no more than what a net keeps, whatever is chosen."""
-    for gap in _gaps(space_net):
-        before, after = _before_and_after(net, gap)
+def _kept_edges(space_edge: ReshardingEdge, edge: EdgeCosts) -> Iterator[EdgeCosts]:
+    """Edges that cost no more than what an edge keeps, whatever is chosen."""
+    for gap in _gaps(space_edge):
+        before, after = _before_and_after(edge, gap)
         if not before:  # what was made is kept, by whichever layout it is read
-            yield _bytes_net(net, GAPS[gap], net.made_bytes[:, None], net.source_of)
+            yield _bytes_edge(edge, GAPS[gap], edge.made_bytes[:, None], edge.source_of)
             continue
-        floor = np.minimum(net.made_bytes.min(axis=0), net.held_bytes.min(axis=0))
-        yield _bytes_net(net, GAPS[gap], floor[None, None], np.zeros_like(net.source_of))
-        targets = np.arange(len(net.held_bytes))
-        cost = np.zeros((len(targets), *net.held_bytes.shape), np.int64)
-        cost[targets, targets] = (net.held_bytes - floor) // len(before)
+        floor = np.minimum(edge.made_bytes.min(axis=0), edge.held_bytes.min(axis=0))
+        yield _bytes_edge(edge, GAPS[gap], floor[None, None], np.zeros_like(edge.source_of))
+        targets = np.arange(len(edge.held_bytes))
+        cost = np.zeros((len(targets), *edge.held_bytes.shape), np.int64)
+        cost[targets, targets] = (edge.held_bytes - floor) // len(before)
         for use in before:
             later = tuple(replace(reader, passes=frozenset()) for reader in after)
-            reads = replace(net, producer=use.choice, source_of=use.target_of, uses=later)
+            reads = replace(edge, producer=use.choice, source_of=use.target_of, uses=later)
             yield _costing(reads, GAPS[gap], cost)
 
 
-def _bytes_net(net: EdgeCosts, figure: int, cost: Ints, makes: Ints) -> EdgeCosts:
-    """A net that costs by what is made alone [A, 1, K]."""
-    use = EdgeUse(choice=net.producer, target_of=np.zeros_like(makes), holds=False)
-    return _costing(replace(net, source_of=makes, uses=(use,)), figure, cost)
+def _bytes_edge(edge: EdgeCosts, figure: int, cost: Ints, makes: Ints) -> EdgeCosts:
+    """An edge that costs by what is made alone [A, 1, K]."""
+    use = EdgeUse(choice=edge.producer, target_of=np.zeros_like(makes), holds=False)
+    return _costing(replace(edge, source_of=makes, uses=(use,)), figure, cost)
 
 
-def _costing(net: EdgeCosts, figure: int, cost: Ints) -> EdgeCosts:
-    """A net that can always be boxed, at a cost [A, B, K] that counts in a figure."""
+def _costing(edge: EdgeCosts, figure: int, cost: Ints) -> EdgeCosts:
+    """An edge that can always be boxed, at a cost [A, B, K] that counts in a figure."""
     nothing = np.zeros_like(cost)
     return replace(
-        net,
+        edge,
         figure=figure,
         reachable=np.ones(cost.shape, np.bool_),
         duration_ns=cost,

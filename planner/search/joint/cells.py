@@ -59,8 +59,8 @@ class CellRows:
         for choice, first in self.cell.first.items():
             figures = self.mode.tables.choices[choice].figures[:, :, 0].T.astype(np.float64)
             self._charge(first + np.arange(len(figures)), figures)
-        for net in self.parts.nets[self.cell.template]:
-            self._add_net(net)
+        for edge in self.parts.edges[self.cell.template]:
+            self._add_edge(edge)
         self._add_deferred()
         if self.stages.limit is not None:
             SectionRows(self.stages, self.mode, self.cell, self.flows).add()
@@ -84,34 +84,34 @@ class CellRows:
             for columns, values in terms:
                 self.program.enter(row, columns, factor * values)
 
-    # -- nets --------------------------------------------------------------------------------
+    # -- edges --------------------------------------------------------------------------------
 
-    def _add_net(self, net: EdgeCosts) -> None:
+    def _add_edge(self, edge: EdgeCosts) -> None:
         program = self.program
-        reachable = net.reachable[:, :, 0]
-        share = net.count / self.parts.counts[self.cell.template]
+        reachable = edge.reachable[:, :, 0]
+        share = edge.count / self.parts.counts[self.cell.template]
         figures = np.zeros((*reachable.shape, len(FIGURES)))
-        figures[:, :, net.figure] = share * net.duration_ns[:, :, 0]
-        figures[:, :, PERSISTENT] = share * net.buffer_bytes[:, :, 0]
-        self._add_kept(net, share)
+        figures[:, :, edge.figure] = share * edge.duration_ns[:, :, 0]
+        figures[:, :, PERSISTENT] = share * edge.buffer_bytes[:, :, 0]
+        self._add_kept(edge, share)
         if self.stages.limit is None and not figures.any() and reachable.all():
             return
-        source = self.parts.sources(net)
-        shared = len(net.uses) > 1
+        source = self.parts.sources(edge)
+        shared = len(edge.uses) > 1
         pair_columns = np.full(reachable.shape, -1, np.int64)
         if shared:
             a, b = np.nonzero(reachable & figures.any(axis=2))
             pair_columns[a, b] = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
             self._charge(pair_columns[a, b], figures[a, b])
-        space_net = self.mode.space.nets[net.number]
-        for use, asked in zip(net.uses, space_net.uses, strict=True):
+        space_edge = self.mode.space.edges[edge.number]
+        for use, asked in zip(edge.uses, space_edge.uses, strict=True):
             wanted = np.zeros(reachable.shape[1], np.bool_)
             wanted[use.target_of] = True
             a, b = np.nonzero(reachable & wanted)
             columns = program.add_columns(np.zeros(len(a))) + np.arange(len(a))
             if not shared:
                 self._charge(columns, figures[a, b])
-            self._leave(net, a, columns)
+            self._leave(edge, a, columns)
             arrives = program.add_rows(reachable.shape[1], 0.0, 0.0)
             program.enter(arrives + b, columns, 1.0)
             self._subtract_options(use.choice, arrives + use.target_of)
@@ -119,22 +119,24 @@ class CellRows:
             covers = program.add_rows(int(paid.sum()), lower=0.0) + np.arange(int(paid.sum()))
             program.enter(covers, pair_columns[a, b][paid], 1.0)
             program.enter(covers, columns[paid], -1.0)
-            wants = space_net.targets[asked.target_of[self.mode.tables.choices[use.choice].options]]
+            wants = space_edge.targets[
+                asked.target_of[self.mode.tables.choices[use.choice].options]
+            ]
             target = np.zeros(reachable.shape[1], np.int64)
             target[use.target_of] = wants
-            key = space_net.tensor, use.choice, wants.tobytes()
+            key = space_edge.tensor, use.choice, wants.tobytes()
             self.flows[key] = Flow(source=source[a], target=target[b], columns=columns)
 
-    def _leave(self, net: EdgeCosts, places: Ints, columns: Ints) -> None:
+    def _leave(self, edge: EdgeCosts, places: Ints, columns: Ints) -> None:
         """Let boxing leave from what is made, or handed over."""
-        program, space_net = self.program, self.mode.space.nets[net.number]
-        source = self.parts.sources(net)
-        if not space_net.crossing:
+        program, space_edge = self.program, self.mode.space.edges[edge.number]
+        source = self.parts.sources(edge)
+        if not space_edge.crossing:
             leaves = program.add_rows(len(source), 0.0, 0.0)
             program.enter(leaves + places, columns, 1.0)
-            self._subtract_options(net.producer, leaves + net.source_of)
+            self._subtract_options(edge.producer, leaves + edge.source_of)
             return
-        comes = self._handed(space_net.tensor, source)
+        comes = self._handed(space_edge.tensor, source)
         leaves = program.add_rows(len(source), 0.0, 0.0)
         program.enter(leaves + places, columns, 1.0)
         program.enter(leaves + np.arange(len(source)), comes, -1.0)
@@ -161,44 +163,44 @@ class CellRows:
 
     # -- what is kept ------------------------------------------------------------------------
 
-    def _add_kept(self, net: EdgeCosts, share: float) -> None:
-        """Charge what a net keeps from one pass to the next, by gaps as in `template_tables`."""
-        space_net = self.mode.space.nets[net.number]
+    def _add_kept(self, edge: EdgeCosts, share: float) -> None:
+        """Charge what an edge keeps from one pass to the next, by gaps as in `template_tables`."""
+        space_edge = self.mode.space.edges[edge.number]
         if (
             self.stages.limit is None
-            or space_net.producer_pass is None
-            or not space_net.outlives_pass
+            or space_edge.producer_pass is None
+            or not space_edge.outlives_pass
         ):
             return
         last = 2 if self.stages.pipeline.defers_weight_gradients else 1
         reading = [
-            (use, {min(pass_, last) for pass_ in use.passes}) for use in net.uses if use.passes
+            (use, {min(pass_, last) for pass_ in use.passes}) for use in edge.uses if use.passes
         ]
         for gap in range(
-            space_net.producer_pass, max((max(passes) for _, passes in reading), default=0)
+            space_edge.producer_pass, max((max(passes) for _, passes in reading), default=0)
         ):
             before = [use for use, passes in reading if min(passes) <= gap]
             after = [use for use, passes in reading if max(passes) > gap]
             alive = self.stages.alive(self.cell.position, LIFETIME_OF_GAP[gap])
-            made_columns = self._source_columns(net)
-            sizes = alive * share * net.made_bytes[:, 0]
+            made_columns = self._source_columns(edge)
+            sizes = alive * share * edge.made_bytes[:, 0]
             if before:
-                boxed = np.asarray(alive * share * net.held_bytes[:, 0])
-                self._add_boxed(net, boxed, (before, after), made_columns)
-                made_columns = self._made_too(net, (before, after), made_columns)
+                boxed = np.asarray(alive * share * edge.held_bytes[:, 0])
+                self._add_boxed(edge, boxed, (before, after), made_columns)
+                made_columns = self._made_too(edge, (before, after), made_columns)
             for columns, size in zip(made_columns, sizes.tolist(), strict=True):
                 self._keep(columns, np.full(len(columns), size))
 
     def _add_boxed(
         self,
-        net: EdgeCosts,
+        edge: EdgeCosts,
         sizes: Floats,
         uses: tuple[list[EdgeUse], list[EdgeUse]],
         made_columns: list[Ints],
     ) -> None:
         """Charge layouts read before and after a gap, but for the one it was made in."""
-        program, states = self.program, self._target_states(net)
-        source = self.parts.sources(net).tolist()
+        program, states = self.program, self._target_states(edge)
+        source = self.parts.sources(edge).tolist()
         for target, state in enumerate(states.tolist()):
             pairs = [
                 (before, after)
@@ -221,12 +223,12 @@ class CellRows:
                     program.enter(row, made_columns[source.index(state)], 1.0)
 
     def _made_too(
-        self, net: EdgeCosts, uses: tuple[list[EdgeUse], list[EdgeUse]], made_columns: list[Ints]
+        self, edge: EdgeCosts, uses: tuple[list[EdgeUse], list[EdgeUse]], made_columns: list[Ints]
     ) -> list[Ints]:
         """Column per source that is one where what was made is kept, boxed or not."""
-        program, states = self.program, self._target_states(net)
+        program, states = self.program, self._target_states(edge)
         kept_columns = []
-        for columns, state in zip(made_columns, self.parts.sources(net).tolist(), strict=True):
+        for columns, state in zip(made_columns, self.parts.sources(edge).tolist(), strict=True):
             kept_column = program.add_columns(np.zeros(1))
             kept_columns.append(np.array([kept_column]))
             for use in uses[1]:
@@ -248,25 +250,25 @@ class CellRows:
         figures[:, PERSISTENT] = sizes
         self._charge(columns, figures)
 
-    def _source_columns(self, net: EdgeCosts) -> list[Ints]:
-        """Columns per source of which one is one where the net's tensor is made so."""
-        space_net, source = self.mode.space.nets[net.number], self.parts.sources(net)
-        if space_net.crossing:
+    def _source_columns(self, edge: EdgeCosts) -> list[Ints]:
+        """Columns per source of which one is one where the edge's tensor is made so."""
+        space_edge, source = self.mode.space.edges[edge.number], self.parts.sources(edge)
+        if space_edge.crossing:
             return [
-                np.array([column]) for column in self._handed(space_net.tensor, source).tolist()
+                np.array([column]) for column in self._handed(space_edge.tensor, source).tolist()
             ]
-        first = self.cell.first[net.producer]
-        return [first + np.flatnonzero(net.source_of == place) for place in range(len(source))]
+        first = self.cell.first[edge.producer]
+        return [first + np.flatnonzero(edge.source_of == place) for place in range(len(source))]
 
     def _wanting(self, use: EdgeUse, target: int) -> Ints:
         """Columns of the options that want a target."""
         return self.cell.first[use.choice] + np.flatnonzero(use.target_of == target)
 
-    def _target_states(self, net: EdgeCosts) -> Ints:
-        """State of every target of a net."""
-        space_net = self.mode.space.nets[net.number]
-        states = np.zeros(len(net.held_bytes), np.int64)
-        for use, asked in zip(net.uses, space_net.uses, strict=True):
+    def _target_states(self, edge: EdgeCosts) -> Ints:
+        """State of every target of an edge."""
+        space_edge = self.mode.space.edges[edge.number]
+        states = np.zeros(len(edge.held_bytes), np.int64)
+        for use, asked in zip(edge.uses, space_edge.uses, strict=True):
             options = self.mode.tables.choices[use.choice].options
-            states[use.target_of] = space_net.targets[asked.target_of[options]]
+            states[use.target_of] = space_edge.targets[asked.target_of[options]]
         return states

@@ -3,7 +3,7 @@
 The plans it ranges over: the blocks of the model lie in their order on the chunks of the pipeline,
 no chunk empty; every block takes one option per choice of its template and one mode of
 recomputation, each block on its own; all blocks hand tensors over in one way
-(`VariantFigures.handover`). With block i, chunk k, mode q, choice c, option o, use u of net n,
+(`VariantFigures.handover`). With block i, chunk k, mode q, choice c, option o, use u of edge n,
 source a and target b, and figures per block as `Programs.block_figures` has them (boxing between
 blocks is the mean over the blocks of a template; only rounding to whole numbers is left out)::
 

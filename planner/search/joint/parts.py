@@ -36,7 +36,7 @@ class Cell:
 
 
 class ModeTemplates:
-    """One mode's choices and nets by template."""
+    """One mode's choices and edges by template."""
 
     def __init__(self, mode: Mode, templates: Sequence[str]) -> None:
         self.mode = mode
@@ -46,28 +46,28 @@ class ModeTemplates:
         for number, template in enumerate(self.home):
             self.choices[template].append(number)
         self.counts = {name: list(templates).count(name) for name in templates}
-        self.nets: dict[str, list[EdgeCosts]] = {template: [] for template in templates}
+        self.edges: dict[str, list[EdgeCosts]] = {template: [] for template in templates}
         self.separate = True
-        for net in tables.nets:
-            readers = {self.home[use.choice] for use in net.uses}
+        for edge in tables.edges:
+            readers = {self.home[use.choice] for use in edge.uses}
             self.separate &= len(readers) == 1
-            self.nets[self.home[net.uses[0].choice]].append(net)
+            self.edges[self.home[edge.uses[0].choice]].append(edge)
         # Tensors are handed over: tensor, source → the choice that makes it, and its options.
         self.handed: dict[tuple[str, int], tuple[int, Ints]] = {}
-        for net in tables.nets:
-            space_net = space.nets[net.number]
-            if space_net.crossing:
-                states = self.sources(net)[net.source_of]
+        for edge in tables.edges:
+            space_edge = space.edges[edge.number]
+            if space_edge.crossing:
+                states = self.sources(edge)[edge.source_of]
                 for state in np.unique(states).tolist():
                     options = np.flatnonzero(states == state)
-                    self.handed[space_net.tensor, state] = net.producer, options
+                    self.handed[space_edge.tensor, state] = edge.producer, options
 
-    def sources(self, net: EdgeCosts) -> Ints:
-        """State of every source of a net."""
-        space_net = self.mode.space.nets[net.number]
-        states = np.zeros(net.reachable.shape[0], np.int64)
-        options = self.mode.tables.choices[net.producer].options
-        states[net.source_of] = space_net.sources[space_net.source_of[options]]
+    def sources(self, edge: EdgeCosts) -> Ints:
+        """State of every source of an edge."""
+        space_edge = self.mode.space.edges[edge.number]
+        states = np.zeros(edge.reachable.shape[0], np.int64)
+        options = self.mode.tables.choices[edge.producer].options
+        states[edge.source_of] = space_edge.sources[space_edge.source_of[options]]
         return states
 
     @cached_property

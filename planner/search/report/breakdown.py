@@ -22,8 +22,7 @@ from millrace.planner.formatting import percent
 from millrace.planner.parallel_degrees import label_role
 from millrace.planner.search.blocks.cost_tables import DEFERRABLE, MICROBATCH, STEP, EdgeCosts
 from millrace.planner.search.blocks.sbp_codes import digits
-from millrace.planner.search.blocks.strategies import ReshardingEdge as SpaceNet
-from millrace.planner.search.blocks.strategies import StrategySpace
+from millrace.planner.search.blocks.strategies import ReshardingEdge, StrategySpace
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.stages.shape import deferred_ns
@@ -163,10 +162,10 @@ def block_parts(programs: Programs, shape: Shape, mode: str, options: tuple[int,
         add(template, False, RECOMPUTE, recompute_ns)
         add(template, True, UPDATE, int(figures[STEP]))
     named = _axis_names(space, options)
-    for net in tables.nets:
-        template = home[net.uses[0].choice]
-        for name, time in _moves(space, space.nets[net.number], net, options, row, named):
-            add(template, net.figure == STEP, name, net.count * time)
+    for edge in tables.edges:
+        template = home[edge.uses[0].choice]
+        for name, time in _moves(space, space.edges[edge.number], edge, options, row, named):
+            add(template, edge.figure == STEP, name, edge.count * time)
     return parts_by_template
 
 
@@ -186,27 +185,27 @@ def _axis_names(space: StrategySpace, options: tuple[int, ...]) -> list[str]:
 
 def _moves(
     space: StrategySpace,
-    space_net: SpaceNet,
-    net: EdgeCosts,
+    space_edge: ReshardingEdge,
+    edge: EdgeCosts,
     options: tuple[int, ...],
     row: int,
     named: list[str],
 ) -> list[tuple[str, int]]:
-    """Name and time of every boxing of a net."""
-    source = int(net.source_of[options[net.producer]])
+    """Name and time of every boxing of an edge."""
+    source = int(edge.source_of[options[edge.producer]])
     readers: dict[int, int] = {}
-    for use in net.uses:
+    for use in edge.uses:
         readers.setdefault(int(use.target_of[options[use.choice]]), use.choice)
     moves = []
     for target, reader in readers.items():
-        time = int(net.duration_ns[source, target, row])
+        time = int(edge.duration_ns[source, target, row])
         if not time:
             continue
-        before = digits(space_net.sources[source : source + 1], space.axes)[:, 0]
-        after = digits(space_net.targets[target : target + 1], space.axes)[:, 0]
+        before = digits(space_edge.sources[source : source + 1], space.axes)[:, 0]
+        after = digits(space_edge.targets[target : target + 1], space.axes)[:, 0]
         roles = set()
         for axis in np.flatnonzero(before != after).tolist():
-            ends = (net.producer, reader)
+            ends = (edge.producer, reader)
             experts = any(_label(space, end, options, axis) == EXPERT for end in ends)
             roles.add("ep" if experts else named[axis])
         words = "- and ".join(NAMES[role] for role in sorted(roles)) or "other"

@@ -1,4 +1,4 @@
-"""Record: what a search did, layer by layer, counted; and timed where a clock is handed in.
+"""Search log: the counts of every layer, and its times where a clock is handed in.
 
 Counts are the same for the same input and stand in the plan's evidence. Times are not, and stay
 beside it: the search itself reads no clock.

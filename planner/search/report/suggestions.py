@@ -1,4 +1,4 @@
-"""Remedies: the nearest change under which a question without an answer has one.
+"""Suggestions: the nearest change under which a question without an answer has one.
 
 Every remedy that is named was tried: shapes are enumerated for it, and where memory binds, a plan
 is divided and laid out. They are few, so that the answer comes quickly.

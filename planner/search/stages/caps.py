@@ -196,19 +196,19 @@ class Capped:
     bound: int
 
 
-def search(ladder: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: float) -> Capped:
+def search(program: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: float) -> Capped:
     """Find the choice of least cost.
 
     Parameters
     ----------
-    ladder : StageDynamicProgram
+    program : StageDynamicProgram
     prices : CapPrices
     beat : int
         A cost already had: only what is below it is of interest.
     max_gap : float
         Relative gap at which to stop.
     """
-    times, updates = np.unique(ladder.time), np.unique(ladder.update)
+    times, updates = np.unique(program.time), np.unique(program.update)
     best: CapSet | None = None
     if not len(times):
         return Capped(choice=None, bound=beat)
@@ -216,7 +216,7 @@ def search(ladder: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: f
     count = 0
     bound = beat
     top = _Box(0, len(times) - 1, 0, len(updates) - 1, None)
-    for box in _solved(ladder, times, updates, [top]):
+    for box in _solved(program, times, updates, [top]):
         heapq.heappush(heap, (box.bound(times, updates, prices), count, box))
     while heap:
         least, _, box = heapq.heappop(heap)
@@ -228,7 +228,7 @@ def search(ladder: StageDynamicProgram, prices: CapPrices, beat: int, max_gap: f
         if near(least, beat, max_gap):
             bound = min(bound, least)
             break
-        for part in _solved(ladder, times, updates, box.halves(times, updates, prices)):
+        for part in _solved(program, times, updates, box.halves(times, updates, prices)):
             count += 1
             heapq.heappush(heap, (part.bound(times, updates, prices), count, part))
     return Capped(choice=best, bound=min(bound, beat))
@@ -278,13 +278,13 @@ class _Box:
 
 
 def _solved(
-    ladder: StageDynamicProgram, times: Ints, updates: Ints, boxes: list[_Box]
+    program: StageDynamicProgram, times: Ints, updates: Ints, boxes: list[_Box]
 ) -> Iterator[_Box]:
     """Boxes with the choice at their upper corner; those that hold none are left out."""
     for box in boxes:
         if box.corner is not None:
             yield box
             continue
-        corner = ladder.least_ramp(int(times[box.time_to]), int(updates[box.update_to]))
+        corner = program.least_ramp(int(times[box.time_to]), int(updates[box.update_to]))
         if corner is not None:
             yield _Box(box.time_from, box.time_to, box.update_from, box.update_to, corner)

@@ -1,4 +1,4 @@
-"""Dividing: the blocks of a model over the chunks of a pipeline, at the least step time."""
+"""Division of the blocks of a model over the chunks of a pipeline, at the least step time."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Even division: one variant for all blocks of a kind, in chunks of as many layers each.
+"""Even layers: one variant for all blocks of a kind, in chunks of as many layers each.
 
 The first block (an embedding) lies on the first chunk and the last one (a loss) on the last, with
 modules that predict further tokens, whatever their layers; what lies between counts as layers.

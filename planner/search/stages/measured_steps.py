@@ -1,4 +1,4 @@
-"""Measured: the step of a division in the order of its schedule, from the times of its blocks.
+"""Measured steps: a division's step in the order of its schedule, from the times of its blocks.
 
 They were measured on a plan, or are those of the tables.
 

@@ -1,4 +1,4 @@
-"""A bound on the division where blocks may be parts of several variants.
+"""Relaxation of the division: a bound where blocks may be parts of several variants.
 
 For a stage and a make-up, any price of memory bounds the least of a figure within its bytes: the
 sum over its blocks of the least figure plus priced bytes, less the price of all there is. Each
@@ -24,8 +24,8 @@ def relaxed_bound_ns(model: Model, limits: tuple[int, ...]) -> float:
     bound = UNBEATEN
     for layout in model.layouts(len(model.blocks)):
         places = [_place(layout, model, stage, limit) for stage, limit in enumerate(limits)]
-        ladder = StageDynamicProgram(places, layout.states, limits, EVERYTHING)
-        bound = min(bound, search(ladder, prices, UNBEATEN, 0.0).bound)
+        program = StageDynamicProgram(places, layout.states, limits, EVERYTHING)
+        bound = min(bound, search(program, prices, UNBEATEN, 0.0).bound)
     return bound / prices.unit
 
 

@@ -1,4 +1,4 @@
-"""Division as an integer program, for whatever runs: counts of variants per position.
+"""Stage program: the division as an integer program over counts of variants per position.
 
 With counts n[k, r, v] of run r in variant v at position k, to what `shape.py` says are added::
 

@@ -71,9 +71,9 @@ def test_what_is_missing_is_left_out() -> None:
 
 def test_a_sum_that_is_read_elsewhere_is_kept() -> None:
     nodes = block(read_by_backward="total")
-    net = fused_groups(nodes, values_of(nodes))
-    assert net.groups[0] == (0, 1, 2)
-    assert set(written(net, net.groups[0])) == {"total", "y"}
+    fusion_graph = fused_groups(nodes, values_of(nodes))
+    assert fusion_graph.groups[0] == (0, 1, 2)
+    assert set(written(fusion_graph, fusion_graph.groups[0])) == {"total", "y"}
 
 
 def test_a_norm_that_is_read_elsewhere_is_not_added_to() -> None:
@@ -107,9 +107,9 @@ def test_another_section_begins_a_kernel_of_its_own() -> None:
 def test_x_and_the_shortcut_are_read_and_y_is_written(read_by_backward: str, passes: int) -> None:
     nodes = block(read_by_backward=read_by_backward)
     values = values_of(nodes)
-    net = fused_groups(nodes, values)
-    members = [net.nodes[index] for index in net.groups[0]]
-    shares = shares_of(members, values, written(net, net.groups[0]))
+    fusion_graph = fused_groups(nodes, values)
+    members = [fusion_graph.nodes[index] for index in fusion_graph.groups[0]]
+    shares = shares_of(members, values, written(fusion_graph, fusion_graph.groups[0]))
     moved = sum(
         per_element * values[name].elements
         for member, share in zip(members, shares, strict=True)

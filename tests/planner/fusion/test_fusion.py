@@ -49,8 +49,8 @@ PRODUCT, SUM, GELU = "t k, k n -> t n", "t n, t n -> t n", "t n -> t n"
 
 def groups_of(*nodes: FusionNode, **values: FusionTensor) -> set[tuple[str, ...]]:
     every = {name for op in nodes for name in (*op.inputs, *op.outputs)}
-    net = fused_groups(nodes, {name: values.get(name, ROW) for name in every})
-    return {tuple(nodes[index].name for index in group) for group in net.groups.values()}
+    fusion_graph = fused_groups(nodes, {name: values.get(name, ROW) for name in every})
+    return {tuple(nodes[index].name for index in group) for group in fusion_graph.groups.values()}
 
 
 def test_a_gpt_block_is_fused_around_its_products_and_norms():
@@ -128,8 +128,8 @@ def test_a_group_moves_what_it_reads_and_writes_once():
     ]
     values = dict.fromkeys(("x", "y", "z", "residual", "s"), ROW)
     values |= {"w": WEIGHT, "bias": FusionTensor(shape=(32,), dtype="bfloat16")}
-    net = fused_groups(nodes, values)
-    product, bias, residual = shares_of(nodes, values, written(net, (0, 1, 2)))
+    fusion_graph = fused_groups(nodes, values)
+    product, bias, residual = shares_of(nodes, values, written(fusion_graph, (0, 1, 2)))
     assert (product.inputs, product.outputs, product.follows) == ((2, 2), (4,), False)
     assert (bias.inputs, bias.outputs, bias.follows) == ((0, 2), (0,), True)
     assert (residual.inputs, residual.outputs, residual.follows) == ((0, 0), (0,), True)

@@ -14,7 +14,7 @@ from millrace.planner.boxing import boxing_path
 from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.sbp import NdSbp, local_size
-from millrace.planner.search.blocks.block_templates import Folded, FoldedNet, TensorReader, fold
+from millrace.planner.search.blocks.block_templates import Folded, FoldedEdge, TensorReader, fold
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.pins import AxisRules, filters, forced_ops
 from millrace.planner.search.request import SearchRequest
@@ -99,15 +99,15 @@ class EnumeratedBlock:
         self.factors: list[CostFactor] = []
         self.home: dict[str, tuple[int, list[Signature]]] = {}  # op → variable, signatures
         self.handed: dict[str, int] = {}  # crossing tensor → variable
-        nets = [net for net in blocks.nets if self._reads(net)]
+        edges = [edge for edge in blocks.edges if self._reads(edge)]
         for name in blocks.handed:
-            if any(net.tensor == name for net in nets) and name not in self._outputs():
+            if any(edge.tensor == name for edge in edges) and name not in self._outputs():
                 self._add_handed(name)
         for op in self.ops:
             if op.name not in blocks.tied:
                 self._add_choice(op)
-        for net in nets:
-            self._add_net(net)
+        for edge in edges:
+            self._add_edge(edge)
         if blocks.limited:
             for op in self.ops:
                 for name in op.outputs:
@@ -117,9 +117,9 @@ class EnumeratedBlock:
     def _outputs(self) -> set[str]:
         return {name for op in self.ops for name in op.outputs}
 
-    def _reads(self, net: FoldedNet) -> bool:
-        here = {reader.op in self.place for reader in net.readers}
-        assert len(here) == 1, f"{net.tensor} is read by blocks of two templates"
+    def _reads(self, edge: FoldedEdge) -> bool:
+        here = {reader.op in self.place for reader in edge.readers}
+        assert len(here) == 1, f"{edge.tensor} is read by blocks of two templates"
         return here == {True}
 
     def _add_handed(self, name: str) -> None:
@@ -161,26 +161,26 @@ class EnumeratedBlock:
         index, signatures = self.home[reader.op]
         return index, [signature.inputs[reader.index] for signature in signatures]
 
-    def _add_net(self, net: FoldedNet) -> None:
+    def _add_edge(self, edge: FoldedEdge) -> None:
         """Boxing, once per target, and what is kept for the backward pass, likewise."""
         blocks = self.blocks
-        readers = [reader for reader in net.readers if not blocks.updated_in_place(reader)]
+        readers = [reader for reader in edge.readers if not blocks.updated_in_place(reader)]
         if not readers:
             return
-        tensor, maker = blocks.tensors[net.tensor], blocks.makers[net.tensor]
-        if net.tensor in self.handed:
-            made_member = self.handed[net.tensor], list(blocks.handed[net.tensor])
+        tensor, maker = blocks.tensors[edge.tensor], blocks.makers[edge.tensor]
+        if edge.tensor in self.handed:
+            made_member = self.handed[edge.tensor], list(blocks.handed[edge.tensor])
         else:
-            made_member = self._producer(maker, net.tensor)
+            made_member = self._producer(maker, edge.tensor)
         passes = [blocks.pass_of(blocks.ops[reader.op].phase) for reader in readers]
-        first = None if net.tensor in blocks.values else blocks.pass_of(maker.phase)
-        step, bucketed = tensor.rate is Rate.STEP, net.tensor in blocks.in_buckets
+        first = None if edge.tensor in blocks.values else blocks.pass_of(maker.phase)
+        step, bucketed = tensor.rate is Rate.STEP, edge.tensor in blocks.in_buckets
 
         def weigh(values: tuple[Value, ...]) -> Ints | None:
             source, *targets = values
             figures = np.zeros(self.width, np.int64)
             for target in dict.fromkeys(targets):
-                if net.crossing and blocks.chunked and partial(source) and partial(target):
+                if edge.crossing and blocks.chunked and partial(source) and partial(target):
                     return None
                 try:
                     time = blocks.plain.boxing_ns(
@@ -190,7 +190,7 @@ class EnumeratedBlock:
                     return None
                 figures[STEP if step else MICROBATCH] += time
                 figures[PERSISTENT] += blocks.plain.buffer_bytes(
-                    source, target, maker, net.tensor, blocks.tensors  # type: ignore[arg-type]
+                    source, target, maker, edge.tensor, blocks.tensors  # type: ignore[arg-type]
                 )  # fmt: skip
             read = [(t, p) for t, p in zip(targets, passes, strict=True) if p is not None]
             spans = {t: [p for other, p in read if other == t] for t, _ in read}
@@ -202,7 +202,7 @@ class EnumeratedBlock:
                     if made_in < last:
                         column = {(0, 1): INFLIGHT, (0, 2): WEIGHT, (1, 2): BETWEEN}[made_in, last]
                         figures[column] += blocks.plain.local_bytes(tensor, t)  # type: ignore[arg-type]
-            return net.count * figures
+            return edge.count * figures
 
         self.factors.append(
             CostFactor(members=[made_member, *map(self._read, readers)], weigh=weigh)
@@ -395,7 +395,7 @@ class EnumeratedBlocks:
         self.graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
         self.folded: Folded = fold(self.graph)
         self.in_buckets = state_tensors(self.graph)
-        self.nets = [net for net in self.folded.nets if net.readers]
+        self.edges = [edge for edge in self.folded.edges if edge.readers]
         self.tensors = sized(self.graph, candidate.batch)
         self.ops = {op.name: op for op in self.folded.ops}
         self.makers = {name: op for op in self.folded.ops for name in op.outputs}
@@ -412,14 +412,14 @@ class EnumeratedBlocks:
         self.tied = self._tied()
         self._options: dict[str, tuple[list[Op], list[tuple[Signature, ...]]]] = {}
         self.handed: dict[str, list[NdSbp]] = {}
-        for net in self.nets:
-            if net.crossing:
-                maker = self.makers[net.tensor]
-                output = maker.outputs.index(net.tensor)
+        for edge in self.edges:
+            if edge.crossing:
+                maker = self.makers[edge.tensor]
+                output = maker.outputs.index(edge.tensor)
                 tied, options = self.options(self.ops[self.tied.get(maker.name, maker.name)])
                 number = tied.index(maker)
                 states = {option[number].outputs[output] for option in options}
-                self.handed[net.tensor] = sorted(states, key=str)
+                self.handed[edge.tensor] = sorted(states, key=str)
 
     def _tied(self) -> dict[str, str]:
         """Op that each tied op chooses with: a clone's op, the variable of an update or norm."""

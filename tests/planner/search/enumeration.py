@@ -195,9 +195,9 @@ class Enumerator:
         tensors = sized(self.graph, candidate.batch)
         size = max(
             (
-                tensors[net.tensor].size_bytes
-                for net in folded.nets
-                if net.crossing and makers[net.tensor].phase == Phase.FORWARD
+                tensors[edge.tensor].size_bytes
+                for edge in folded.edges
+                if edge.crossing and makers[edge.tensor].phase == Phase.FORWARD
             ),
             default=0,
         )

@@ -33,17 +33,17 @@ def random_tables(
                 count=int(rng.integers(1, 4)),
             )
         )
-    nets = [
-        random_net(rng, sizes, producer, rows, forward=forward)
+    edges = [
+        random_edge(rng, sizes, producer, rows, forward=forward)
         for producer in range(len(sizes) - forward)
     ]
-    return CostTables(choices=tuple(made_choices), nets=tuple(nets))
+    return CostTables(choices=tuple(made_choices), edges=tuple(edges))
 
 
-def random_net(
+def random_edge(
     rng: np.random.Generator, sizes: list[int], producer: int, rows: int, *, forward: bool = True
 ) -> EdgeCosts:
-    """A net from one choice to some others."""
+    """An edge from one choice to some others."""
     others = [
         choice
         for choice in range(len(sizes))
@@ -91,21 +91,21 @@ def by_hand(tables: CostTables, options: tuple[int, ...], row: int = 0) -> Ints 
         if not choice.legal[option, row]:
             return None
         total += choice.figures[:, option, row] * choice.count
-    for net in tables.nets:
-        source = net.source_of[options[net.producer]]
+    for edge in tables.edges:
+        source = edge.source_of[options[edge.producer]]
         boxed, held_targets = set(), set()
-        for use in net.uses:
+        for use in edge.uses:
             target = int(use.target_of[options[use.choice]])
-            if not net.reachable[source, target, row]:
+            if not edge.reachable[source, target, row]:
                 return None
             boxed.add(target)
             if use.holds:
                 held_targets.add(target)
         for target in boxed:
-            total[net.figure] += net.count * net.duration_ns[source, target, row]
-            total[2] += net.count * net.buffer_bytes[source, target, row]
+            total[edge.figure] += edge.count * edge.duration_ns[source, target, row]
+            total[2] += edge.count * edge.buffer_bytes[source, target, row]
         for target in held_targets:
-            total[3] += net.count * net.held_bytes[target, row]
+            total[3] += edge.count * edge.held_bytes[target, row]
     return total
 
 

@@ -171,21 +171,21 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
-def test_nets_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
+def test_edges_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
     """Nor less where all readers find it in one layout."""
     rng = np.random.default_rng(6)
     for *_, programs, row in restricted(model):
         rows = np.array([row])
-        kept_nets = programs.tables.nets[len(programs.nets) :]
-        assert kept_nets
+        kept_edges = programs.tables.edges[len(programs.edges) :]
+        assert kept_edges
         for _ in range(8):
             options = np.array([rng.integers(len(stands)) for stands in programs.stands])[:, None]
             exact, bound = programs.figures(options, rows)[:, 0], np.zeros(BLOCK_FIGURES, np.int64)
-            for net in kept_nets:
-                source = net.source_of[options[net.producer, 0]]
-                targets = {int(use.target_of[options[use.choice, 0]]) for use in net.uses}
+            for edge in kept_edges:
+                source = edge.source_of[options[edge.producer, 0]]
+                targets = {int(use.target_of[options[use.choice, 0]]) for use in edge.uses}
                 for target in targets:
-                    bound[net.figure] += net.count * net.duration_ns[source, target, row]
+                    bound[edge.figure] += edge.count * edge.duration_ns[source, target, row]
             assert bound[INFLIGHT] <= exact[INFLIGHT]
             assert bound[BETWEEN] <= exact[BETWEEN]
 
@@ -206,10 +206,10 @@ def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
             cost = 0.0
             for choice, option in zip(tables.choices, options[:, 0], strict=True):
                 cost += choice.count * float(priced @ choice.figures[:, option, row])
-            for net in tables.nets[: len(programs.nets)]:
-                source = net.source_of[options[net.producer, 0]]
-                for target in {int(use.target_of[options[use.choice, 0]]) for use in net.uses}:
-                    cost += net.count * priced[net.figure] * net.duration_ns[source, target, row]
+            for edge in tables.edges[: len(programs.edges)]:
+                source = edge.source_of[options[edge.producer, 0]]
+                for target in {int(use.target_of[options[use.choice, 0]]) for use in edge.uses}:
+                    cost += edge.count * priced[edge.figure] * edge.duration_ns[source, target, row]
             assert cost <= exact * (1 + 1e-9)
             if alike:
                 assert cost == pytest.approx(exact, rel=1e-9)

@@ -1,4 +1,4 @@
-"""The factories of attention, by op kind."""
+"""Attention kernels: their factories by op kind."""
 
 from millrace.executor.cuda.calls import Calls
 from millrace.executor.cuda.kernels.attention import backward, forward

@@ -1,4 +1,4 @@
-"""Attention by the vendor's library, as the first options beside kernels of ours.
+"""Library calls of attention: options of the vendor's that are asked before kernels of ours.
 
 Operands lie as the op lists them: q [b t g r d], k [b s g d], v [b s g u], out [b t g r u] and
 logsumexp [b t g r], contiguous. For the library g and r are one dim of heads, and every operand has

@@ -1,4 +1,4 @@
-"""Calls of the gradients of attention; shapes as in `shape.py`.
+"""Backward pass of attention: calls of its gradients; shapes as in `shape.py`.
 
 First delta, the sum of dout · out of every query, into the workspace; then one kernel for dq, one
 for dk and dv and, where there is one, one for the bias. Each finds the scores again.

@@ -1,4 +1,4 @@
-"""Calls of attention and of the later rounds of a ring; shapes as in `shape.py`."""
+"""Forward pass of attention, and later rounds of a ring: their calls; shapes as in `shape.py`."""
 
 from millrace.executor.cuda.calls import TYPES, Calls, Operand, read, same_calls, table, write
 from millrace.executor.cuda.kernels.attention.matrix_units import MatrixShape, is_supported

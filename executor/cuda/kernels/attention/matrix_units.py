@@ -1,4 +1,4 @@
-"""Attention that the matrix units take, and the sizes of its tiles (`sources/attention_mma.cuh`).
+"""Matrix units: attention that they take, and sizes of tiles (`sources/attention_mma.cuh`).
 
 They take bf16 and fp16 with heads of whole groups of 8 features, up to 128, causal or windowed or
 neither, in rounds of a ring too. All else stays with the kernels of `sources/attention.cuh`: other

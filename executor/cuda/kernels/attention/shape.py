@@ -1,4 +1,4 @@
-"""Arguments of the kernels of attention: sizes, masks, the slopes of heads, strides of a bias.
+"""Shape of attention as arguments of its kernels: sizes, masks, slopes of heads, a bias's strides.
 
 b samples, t queries here, s keys here, g groups of heads that share keys, r query heads of a group
 (1 where left out), d head dim, u value dim.

@@ -1,4 +1,4 @@
-"""Calls of sums, products and casts: one pass over memory each, broadcast by label."""
+"""Arithmetic: calls of sums, products and casts, one pass over memory each, broadcast by label."""
 
 from math import prod
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Calls of dropout: the bits of `millrace.executor.kernels.elementwise.dropout`, on a GPU.
+"""Dropout on a GPU, with the bits of `millrace.executor.kernels.elementwise.dropout`.
 
 Element i of sample n of the run is kept by word i mod 4 of the Philox counter (i div 4, n) under a
 key of seed and op. The step comes from the rank's `Control`, so that a captured step draws anew

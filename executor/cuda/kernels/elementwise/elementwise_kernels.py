@@ -1,4 +1,4 @@
-"""The factories of what is computed element by element, by op kind."""
+"""Elementwise kernels: their factories by op kind."""
 
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.elementwise import arithmetic, dropout, pointwise

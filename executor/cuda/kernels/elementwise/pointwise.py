@@ -1,4 +1,4 @@
-"""Calls of the pointwise functions and of the gates made of them: swiglu and prelu."""
+"""Pointwise functions, and the gates made of them (swiglu and prelu): their calls."""
 
 from math import prod
 

@@ -1,4 +1,4 @@
-"""Calls of dispatch and combine: tokens to the places of their experts and back, row by row.
+"""Dispatch and combine: calls that move tokens to their experts' places and back, row by row.
 
 What goes to the experts reads, for every row of [e b c, d], which choice has it: a first launch
 leaves that in the workspace. What comes back finds the row of every choice by itself. Experts may

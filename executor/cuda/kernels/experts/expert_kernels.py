@@ -1,4 +1,4 @@
-"""The factories of experts, by op kind."""
+"""Expert kernels: their factories by op kind."""
 
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.experts import dispatch, routing

@@ -1,4 +1,4 @@
-"""Calls of routing: which experts a token goes to, and which place it gets there.
+"""Routing: calls that choose the experts of a token and its places there.
 
 Ties go to the expert with the lower index, and places are given by choice, then by position, so
 that the same scores give the same places on any number of ranks.

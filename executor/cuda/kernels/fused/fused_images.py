@@ -1,4 +1,4 @@
-"""Batch norms with what follows on every element: the sum with a shortcut's tensor, relu."""
+"""Image layers in one pass: a batch norm, the sum with a shortcut's tensor, relu."""
 
 from millrace.executor.cuda.calls import Calls
 from millrace.executor.cuda.kernels.fused.operands import read_by, written_by

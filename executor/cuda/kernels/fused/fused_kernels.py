@@ -1,4 +1,4 @@
-"""The table of fused actors: factories that know some of them, asked one after the other."""
+"""Fused kernels: factories that know some fused actors, asked one after the other."""
 
 from collections.abc import Callable
 

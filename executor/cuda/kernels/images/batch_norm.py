@@ -1,4 +1,4 @@
-"""Calls of batch norm by the statistics of a whole microbatch, and of the gradients.
+"""Batch norm by the statistics of a whole microbatch: its calls and those of its gradients.
 
 `sums` and `squares` arrive added up over all ranks, and a channel's count is that of the whole
 microbatch. Any dims may lie around the channel's: an array is [outer, channels, inner].

@@ -1,4 +1,4 @@
-"""Calls of convolution and its gradients.
+"""Convolution and its gradients: their calls.
 
 A window of one place with stride 1 is a product of matrices and goes to the vendor's library. Of
 all others those of 16 bits whose channels come last go to the matrix units (`units.py`), the rest,

@@ -1,4 +1,4 @@
-"""Convolution by the vendor's library, as the first option beside kernels of ours.
+"""Library calls of convolution: an option of the vendor's, asked before kernels of ours.
 
 Images lie in memory in the order b y x c and weights in the order n i j c, with c of all groups
 innermost in an image and c of one group in a weight. Shape legend: see `windows.py`.

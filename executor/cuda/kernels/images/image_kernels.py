@@ -1,4 +1,4 @@
-"""The factories of images, by op kind."""
+"""Image kernels: their factories by op kind."""
 
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.images import batch_norm, convolution, pooling

@@ -1,4 +1,4 @@
-"""Calls of pooling: the largest or the mean of every window, and the gradients."""
+"""Pooling: calls of the largest or the mean of every window, and of the gradients."""
 
 from math import prod
 

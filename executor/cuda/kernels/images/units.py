@@ -1,4 +1,4 @@
-"""Launches of `sources/convolution_units.cu`: convolution of 16 bits on the matrix units.
+"""Matrix units for convolution of 16 bits: launches of `sources/convolution_units.cu`.
 
 Shape legend: see `windows.py`.
 """

@@ -1,4 +1,4 @@
-"""Casts, added sums and sums of squares of many tensors."""
+"""Moves of many tensors: casts, added sums and sums of squares."""
 
 from collections.abc import Sequence
 

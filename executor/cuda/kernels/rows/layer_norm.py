@@ -1,4 +1,4 @@
-"""Calls of layer norm and its gradients; R rows (all leading dims), D features (the last dim)."""
+"""Layer norm and its gradients: their calls; R rows (all leading dims), D features (the last)."""
 
 from millrace.executor.cuda.calls import Calls, read, same_calls, write
 from millrace.executor.cuda.kernels.column_sums import ColumnSums

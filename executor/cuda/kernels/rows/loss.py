@@ -1,4 +1,4 @@
-"""Calls of cross-entropy of logits against target ids, whole or with the vocabulary split.
+"""Loss of logits against target ids: calls of cross-entropy, whole or with the vocabulary split.
 
 A target below 0 is no target: its loss and gradient are 0. R rows (all leading dims), V logits of
 a row here.

@@ -1,4 +1,4 @@
-"""Calls of the losses besides cross-entropy: the logistic loss, and the angular margin.
+"""Angular margin and logistic loss: calls of the losses besides cross-entropy.
 
 A target below 0 is no target, as in `loss.py`.
 """

@@ -1,4 +1,4 @@
-"""Calls of attention's probabilities out of its scores, kept whole, and of their gradient.
+"""Masked softmax: calls of attention's probabilities out of its scores, and of their gradient.
 
 N heads of all samples, T queries here (from the shard's offset on), S keys (all of them).
 """

@@ -1,4 +1,4 @@
-"""Launches of layer norm and RMS norm with what stands beside them in a transformer.
+"""Norms with the ops next to them in a transformer: launches of layer norm and RMS norm.
 
 What they are given is plain, not a context: the op factories of `layer_norm.py` and `rms_norm.py`
 call them, and so does whoever makes one pass over memory of several ops. What several ops would

@@ -1,4 +1,4 @@
-"""Calls of RMS norm with its gradients, and of rows brought to length one; R rows, D columns."""
+"""RMS norm, its gradients, and rows brought to length one: their calls; R rows, D columns."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The factories of rows, by op kind."""
+"""Row kernels: their factories by op kind."""
 
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.rows import (

@@ -1,4 +1,4 @@
-"""Teams: how rows are shared out among threads, so that every thread keeps its part in registers.
+"""Row partition: teams of threads share a row, so that each keeps its part in registers.
 
 A team is a warp where a row is short, else a block (`sources/teams.cuh`). Sizes follow from the
 shape alone, so that sums go up in the same order on every device.

@@ -1,4 +1,4 @@
-"""Calls of softmax over the last dim, and of its gradient; R rows, D columns."""
+"""Softmax over the last dim, and its gradient: their calls; R rows, D columns."""
 
 from math import ceil
 

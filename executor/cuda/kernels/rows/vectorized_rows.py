@@ -1,4 +1,4 @@
-"""Launches that go row by row, 16 bytes of a thread at once; R rows (all leading dims), D columns.
+"""Rows in vectors: launches with 16 bytes a thread; R rows (all leading dims), D columns.
 
 Registers begin on a multiple of 64 bytes, so that rows of a whole number of packs begin on one of
 16. Kernels of `sources/rows.cuh` cut the packs of other rows themselves.

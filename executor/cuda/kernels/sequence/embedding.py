@@ -1,4 +1,4 @@
-"""Calls of embedding and its gradient; N ids, V rows of the table here, D columns here."""
+"""Embedding and its gradient: calls; N ids, V rows of the table here, D columns here."""
 
 from math import ceil
 

@@ -1,4 +1,4 @@
-"""Calls of T5's relative bias and its gradient; H heads, T queries here, S keys, M buckets."""
+"""Relative bias (T5's) and its gradient: calls; H heads, T queries here, S keys, M buckets."""
 
 import numpy as np
 

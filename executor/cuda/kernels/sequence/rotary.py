@@ -1,4 +1,4 @@
-"""Calls of rotary positions, seen as [outer, T, heads, D]."""
+"""Rotary positions: their calls, on operands seen as [outer, T, heads, D]."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The factories of ids and positions, by op kind."""
+"""Sequence kernels: factories of ids and positions by op kind."""
 
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.cuda.kernels.sequence import embedding, relative_bias, rotary

@@ -1,4 +1,4 @@
-"""Rules of attention, written out as products and a softmax, or as one node."""
+"""Attention nodes: attention written out as products and a softmax, or as one node."""
 
 from math import isclose, prod, sqrt
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Fused projections: a piece by itself of one product whose output is cut into pieces."""
+"""Fused nodes: one product whose output is cut into pieces becomes a product per piece."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

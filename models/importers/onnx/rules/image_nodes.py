@@ -1,4 +1,4 @@
-"""Rules of convolution and pooling of images.
+"""Image nodes: rules of convolution and pooling.
 
 Shape legend: b batch, c channels, y x rows and columns, j i the same after the op, n channels made,
 q p rows and columns of a window, g groups.

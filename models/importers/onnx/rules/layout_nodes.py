@@ -1,4 +1,4 @@
-"""Rules of nodes that move values: shapes, pieces, joins, lookups, reductions."""
+"""Layout nodes: rules of shapes, pieces, joins, lookups and reductions."""
 
 from dataclasses import replace
 from itertools import pairwise

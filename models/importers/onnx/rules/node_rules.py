@@ -1,4 +1,4 @@
-"""The table of nodes that are understood: one rule per kind."""
+"""Node rules: one per kind of node that is understood."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Rules of norms and of softmax."""
+"""Norm nodes: rules of norms and of softmax."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Rules of elementwise nodes: arithmetic with tensors and numbers, activations, conditions."""
+"""Pointwise nodes: rules of arithmetic with tensors and numbers, activations, conditions."""
 
 from collections.abc import Callable
 

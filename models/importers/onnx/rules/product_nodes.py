@@ -1,4 +1,4 @@
-"""Rules of matrix products."""
+"""Product nodes: rules of matrix products."""
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.onnx.labelling import apart, restricted

@@ -1,1 +1,1 @@
-"""Tables of traced calls: from an op's name to the function that drafts it."""
+"""Calls as traced: tables from an op's name to the function that drafts it."""

@@ -1,4 +1,4 @@
-"""The mixture of experts that transformers traces as products of gathered weights.
+"""Mixture calls: experts that transformers traces as products of gathered weights.
 
 Every token's row meets a copy of its experts' weights there. Here tokens go to the experts
 (dispatch), every expert makes one product, and the results come back by weight (combine): the same

@@ -1,4 +1,4 @@
-"""Rotary positions: x cos + turned(x) sin, recognised with both ways of pairing features.
+"""Rotary calls: x cos + turned(x) sin, recognised with both ways of pairing features.
 
 Where the tables hold the angles of one base from position 0 on, this is the `rotary` op; else (a
 stretched model, say) the products with the tables stay, which are constants.

@@ -1,4 +1,4 @@
-"""Sharing: boxing that several readers of a net may want, split among their pairs.
+"""Edge splitting: boxing that several readers of an edge may want, split among their pairs.
 
 A target counts once, whoever reads it, so that any split of what it costs gives a bound. The best
 split gives every reader what it uses: what its ends have taken out of its pair. Shapes: A sources,
@@ -23,7 +23,7 @@ EVENLY = 0.1  # share of boxing that readers have alike of what none of them nee
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """Pairs of one net, between which the cost of boxing may be split in any way."""
+    """Pairs of one edge, between which the cost of boxing may be split in any way."""
 
     pairs: list[StatePair]
     columns: list[Ints | slice]  # of every pair: which of the targets its reader wants

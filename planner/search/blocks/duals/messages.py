@@ -1,4 +1,4 @@
-"""Pairs: terms over the states of two choices, and how cost moves between them and the choices.
+"""Messages: cost that moves between choices and the terms over the states of two of them.
 
 Choices of one level have no pair among them, so that a sweep deals with all of them at once. What
 they have taken out of their pairs with earlier choices lies in one array, and so does what they

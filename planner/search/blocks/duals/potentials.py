@@ -1,4 +1,4 @@
-"""Terms: what every option, every boxing and every kept tensor of block programs costs at prices.
+"""Potentials: costs of every option, boxing and kept tensor of block programs at prices.
 
 Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
 where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
@@ -39,9 +39,9 @@ class PricedTerms:
     option_costs : list of array [O, K]
         Costs of the options of every choice.
     pairs : list of StatePair
-        Boxing: a term for every use of a net.
+        Boxing: a term for every use of an edge.
     shared : list of Shared
-        The pairs of every net that has several readers.
+        The pairs of every edge that has several readers.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class PricedTerms:
             self.option_costs.append(cost.take(legal_options, axis=0))
         self.pairs: list[StatePair] = []
         self.shared: list[Shared] = []
-        held_terms = self._hold(tables.nets)
+        held_terms = self._hold(tables.edges)
         for costs in self.option_costs:
             np.minimum(costs, ILLEGAL, out=costs)
         self._counted = [
-            counted for counted in (self._box(tables.nets), held_terms) if counted is not None
+            counted for counted in (self._box(tables.edges), held_terms) if counted is not None
         ]
 
     def measured(self, chosen: Ints, places: Ints) -> Floats:
@@ -88,85 +88,85 @@ class PricedTerms:
             cost += counted.total(chosen, places)
         return cost * self.unit[places]
 
-    def _hold(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
+    def _hold(self, edges: Sequence[EdgeCosts]) -> "Counted | None":
         """Charge readers for what is kept for them; return these costs, None where all are zero."""
         price = self._scaled[INFLIGHT]
-        holding = [net for net in nets if any(use.holds for use in net.uses)]
+        holding = [edge for edge in edges if any(use.holds for use in edge.uses)]
         if not price.any() or not holding:
             return None
-        costs = [net.held_bytes * (net.count * price) for net in holding]
-        for net, cost in zip(holding, costs, strict=True):
-            self._add_held(net, cost)
+        costs = [edge.held_bytes * (edge.count * price) for edge in holding]
+        for edge, cost in zip(holding, costs, strict=True):
+            self._add_held(edge, cost)
         starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
         paid = list(zip(holding, starts, strict=True))
         return Counted.of(np.concatenate(costs), paid, sources=False)
 
-    def _add_held(self, net: EdgeCosts, cost: Floats) -> None:
+    def _add_held(self, edge: EdgeCosts, cost: Floats) -> None:
         """Add an even share of what is kept to the options of every reader that keeps it."""
-        holders = [use for use in net.uses if use.holds]
+        holders = [use for use in edge.uses if use.holds]
         for use in holders:
             wants = use.target_of[self.legal_options[use.choice]]
             self.option_costs[use.choice] += (cost / len(holders)).take(wants, axis=0)
 
-    def _box(self, nets: Sequence[EdgeCosts]) -> "Counted | None":
-        """Add pairs for the nets whose boxing costs anything; return all such costs, None: none."""
-        starts = np.cumsum([0, *(net.reachable[..., 0].size for net in nets)]).tolist()
+    def _box(self, edges: Sequence[EdgeCosts]) -> "Counted | None":
+        """Add pairs for edges whose boxing costs anything; return all such costs, None: none."""
+        starts = np.cumsum([0, *(edge.reachable[..., 0].size for edge in edges)]).tolist()
         cost = np.empty((starts[-1], self.rows))
         paid = []
-        for net, start, end in zip(nets, starts[:-1], starts[1:], strict=True):
-            boxing = cost[start:end].reshape(net.reachable.shape)
-            if self._price(net, boxing):
-                self._add_net(net, boxing)
-                paid.append((net, start))
+        for edge, start, end in zip(edges, starts[:-1], starts[1:], strict=True):
+            boxing = cost[start:end].reshape(edge.reachable.shape)
+            if self._price(edge, boxing):
+                self._add_edge(edge, boxing)
+                paid.append((edge, start))
         return Counted.of(cost, paid, sources=True) if paid else None
 
-    def _price(self, net: EdgeCosts, cost: Floats) -> bool:
-        """Write costs of every boxing of a net into `cost` [A, B, K]; True if any is not zero."""
-        price = net.count * self._scaled
-        np.multiply(net.duration_ns, price[net.figure], out=cost)
-        bytes_too = bool(net.buffer_bytes.any())
+    def _price(self, edge: EdgeCosts, cost: Floats) -> bool:
+        """Write costs of every boxing of an edge into `cost` [A, B, K]; True if any is not zero."""
+        price = edge.count * self._scaled
+        np.multiply(edge.duration_ns, price[edge.figure], out=cost)
+        bytes_too = bool(edge.buffer_bytes.any())
         if bytes_too and price[PERSISTENT].any():
-            cost += net.buffer_bytes * price[PERSISTENT]
-        all_reachable = bool(net.reachable.all())
+            cost += edge.buffer_bytes * price[PERSISTENT]
+        all_reachable = bool(edge.reachable.all())
         if all_reachable and not bytes_too and not cost.any():
             return False
         if not all_reachable:
-            np.copyto(cost, np.inf, where=~net.reachable)
+            np.copyto(cost, np.inf, where=~edge.reachable)
         return True
 
-    def _add_net(self, net: EdgeCosts, cost: Floats) -> None:
-        """Add the pairs of a net, and what boxing costs of options that read what they make."""
-        parts = self._shares(net, cost)
+    def _add_edge(self, edge: EdgeCosts, cost: Floats) -> None:
+        """Add the pairs of an edge, and what boxing costs of options that read what they make."""
+        parts = self._shares(edge, cost)
         pairs: list[StatePair] = []
         wanted_by: list[Ints] = []
         for number, (use, (columns, states)) in enumerate(
-            zip(net.uses, parts.targets, strict=True)
+            zip(edge.uses, parts.targets, strict=True)
         ):
-            if use.choice == net.producer:
+            if use.choice == edge.producer:
                 self.option_costs[use.choice] += parts.share[parts.source_indices, columns[states]]
                 continue
-            use_cost = np.array(along(parts.share, columns, 1), copy=len(net.uses) > 1)
-            pairs.append(parts.pair(net, number, use_cost))
+            use_cost = np.array(along(parts.share, columns, 1), copy=len(edge.uses) > 1)
+            pairs.append(parts.pair(edge, number, use_cost))
             wanted_by.append(columns)
         self.pairs += pairs
         if len(pairs) > 1:
-            reachable = net.reachable.take(parts.sources, axis=0)
+            reachable = edge.reachable.take(parts.sources, axis=0)
             self.shared.append(Shared.of(pairs, wanted_by, parts.share, reachable))
 
-    def _shares(self, net: EdgeCosts, cost: Floats) -> "EdgeSplit":
+    def _shares(self, edge: EdgeCosts, cost: Floats) -> "EdgeSplit":
         """Split what boxing costs evenly among the uses that want a target, rounded down."""
         wants = [
             _distinct(use.target_of[self.legal_options[use.choice]], cost.shape[1])
-            for use in net.uses
+            for use in edge.uses
         ]
         wanted = np.zeros(cost.shape[1])
         for columns, _ in wants:
             wanted[columns] += 1
         sources, option_sources = _distinct(
-            net.source_of[self.legal_options[net.producer]], cost.shape[0]
+            edge.source_of[self.legal_options[edge.producer]], cost.shape[0]
         )
         # However the shares are rounded later, they never come to more than the cost.
-        lower = 1 - (len(net.uses) + 8) * np.finfo(self._precision).eps
+        lower = 1 - (len(edge.uses) + 8) * np.finfo(self._precision).eps
         share: Reals = np.empty(cost.shape, self._precision)
         factor = (lower / np.maximum(wanted, 1))[:, None]
         np.multiply(cost, factor, out=share, casting="same_kind")
@@ -177,7 +177,7 @@ class PricedTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeSplit:
-    """A net's boxing, in even shares of its uses.
+    """An edge's boxing, in even shares of its uses.
 
     Attributes
     ----------
@@ -194,11 +194,11 @@ class EdgeSplit:
     source_indices: Ints
     targets: list[tuple[Ints, Ints]]
 
-    def pair(self, net: EdgeCosts, number: int, cost: Reals) -> StatePair:
+    def pair(self, edge: EdgeCosts, number: int, cost: Reals) -> StatePair:
         """The pair of one use, at this cost."""
         _, states = self.targets[number]
         return StatePair(
-            ends=(net.producer, net.uses[number].choice),
+            ends=(edge.producer, edge.uses[number].choice),
             states=(self.source_indices, states),
             cost=cost,
         )
@@ -206,15 +206,15 @@ class EdgeSplit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counted:
-    """Uses of nets whose costs add up, each once whichever uses of its net want it."""
+    """Uses of edges whose costs add up, each once whichever uses of its edge want it."""
 
     cost: Floats  # [cells, K]
-    start: Ints  # [U, 1]: first cell of the use's net
+    start: Ints  # [U, 1]: first cell of the use's edge
     width: Ints  # [U, 1]: its targets; 0 where the source does not matter
     ends: tuple[Ints, Ints]  # [U]: producers and readers
     states: tuple[Ints, Ints]  # states of all options of all uses' ends, use after use
     firsts: tuple[Ints, Ints]  # [U, 1]: first of these states of each use
-    twins: tuple[Ints, Ints]  # earlier and later use of one net
+    twins: tuple[Ints, Ints]  # earlier and later use of one edge
 
     def total(self, chosen: Ints, places: Ints) -> Floats:
         """Sum of the costs that a solution pays: [R]."""
@@ -230,19 +230,21 @@ class Counted:
         return total_cost
 
     @classmethod
-    def of(cls, cost: Floats, nets: Sequence[tuple[EdgeCosts, int]], *, sources: bool) -> "Counted":
-        """Uses of nets, each with its first cell: with sources all of them, else what holds."""
+    def of(
+        cls, cost: Floats, edges: Sequence[tuple[EdgeCosts, int]], *, sources: bool
+    ) -> "Counted":
+        """Uses of edges, each with its first cell: with sources all of them, else what holds."""
         start: list[int] = []
         used: list[tuple[EdgeCosts, EdgeUse]] = []
         twins: list[tuple[int, int]] = []
-        for net, first in nets:
-            uses = [use for use in net.uses if sources or use.holds]
+        for edge, first in edges:
+            uses = [use for use in edge.uses if sources or use.holds]
             many = range(len(used), len(used) + len(uses))
             twins += combinations(many, 2)
             start += [first] * len(uses)
-            used += [(net, use) for use in uses]
-        states = [net.source_of for net, _ in used], [use.target_of for _, use in used]
-        width = [net.held_bytes.shape[0] if sources else 0 for net, _ in used]
+            used += [(edge, use) for use in uses]
+        states = [edge.source_of for edge, _ in used], [use.target_of for _, use in used]
+        width = [edge.held_bytes.shape[0] if sources else 0 for edge, _ in used]
         pairs = np.array(twins, np.int64).reshape(-1, 2)
         return cls(
             cost=cost,

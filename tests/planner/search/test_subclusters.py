@@ -46,7 +46,7 @@ def test_a_tiny_model_is_cheapest_on_fewer_devices_than_there_are(optimize_for: 
     assert record.counts["candidates"] == plan.evidence.candidates
 
 
-def test_the_cheapest_fleet_is_no_dearer_than_any_other() -> None:
+def test_the_cheapest_subcluster_is_no_dearer_than_any_other() -> None:
     best = search_for(a100_request(), "cost")
     for cluster in subclusters(A100):
         assert spent(best) <= spent(search_for(a100_request(cluster), "throughput")) * (1 + 1e-9)
@@ -56,15 +56,15 @@ def test_throughput_uses_every_device() -> None:
     assert search_for(a100_request(), "throughput").ranks == A100.devices
 
 
-def test_pins_hold_on_every_fleet_and_what_fits_none_is_refused() -> None:
+def test_pins_hold_on_every_subcluster_and_what_fits_none_is_refused() -> None:
     assert search_for(a100_request(pins=Pins(dp=2, tp=1, pp=1, cp=1)), "cost").ranks == 2
     with pytest.raises(InfeasibleError, match="There are plans"):
         search_for(a100_request(pins=Pins(dp=3)), "cost")
 
 
-def test_fleets_are_divisors_of_a_node_and_then_of_the_nodes() -> None:
+def test_subclusters_are_divisors_of_a_node_and_then_of_the_nodes() -> None:
     cluster = parse_cluster("a100-sxm-80gb:4x6")
-    assert [fleet.devices for fleet in subclusters(cluster)] == [1, 2, 4, 8, 12, 24]
+    assert [part.devices for part in subclusters(cluster)] == [1, 2, 4, 8, 12, 24]
     assert list(subclusters(cluster))[-1] == cluster
 
 

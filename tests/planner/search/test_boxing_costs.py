@@ -1,4 +1,4 @@
-"""Moving: paths take as few bytes as those of `boxing`, durations are those of their steps."""
+"""Boxing costs: paths take as few bytes as those of `boxing`, as long as their steps."""
 
 from functools import cache
 from itertools import product
@@ -82,11 +82,11 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
     dims = np.array([[16, 32], [8, 64], [16, 48], [12, 4096]]).T
     rows = [tuple(int(dim) for dim in column) for column in dims.T]
     stretch = 1.5
-    moving = BoxingCosts(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
+    boxing_costs = BoxingCosts(cluster, np.array(meshes).T, {2: (DIGITS,) * 2}, stretch)
     states = states_of(2)[::2]
     numbers = np.array([number_of(sbp) for sbp in states])
-    boxed = moving.boxed(dims, 4, numbers, numbers, keeps_source=True)
-    free = moving.boxed(dims, 4, numbers, numbers, keeps_source=False)
+    boxed = boxing_costs.boxed(dims, 4, numbers, numbers, keeps_source=True)
+    free = boxing_costs.boxed(dims, 4, numbers, numbers, keeps_source=False)
     assert free.made_bytes is None
     assert free.last_bytes is None
     assert boxed.made_bytes is not None
@@ -111,14 +111,14 @@ def test_durations_and_buffers_are_those_of_the_steps_of_every_row(cluster: Clus
 def test_a_token_goes_once_to_each_place_where_software_merges_its_copies(merges: bool) -> None:
     cluster = replace(CLUSTERS["gpu"], software=Software(merges=merges))
     mesh, shape = (2, 8), (1024, 4096)
-    moving, plain = (
+    boxing_costs, plain = (
         BoxingCosts(cluster, np.array([mesh]).T, {2: (DIGITS,) * 2}),
         PlainPrices(cluster, mesh),
     )
     states = [sbp for sbp in states_of(2) if all(axis.is_split for axis in sbp)]
     numbers = np.array([number_of(sbp) for sbp in states])
     copies, alone = (
-        moving.boxed(
+        boxing_costs.boxed(
             np.array([shape]).T, 4, numbers, numbers, keeps_source=False, copies=TokenCopies(count)
         ).duration_ns[..., 0]
         for count in (8, 1)
@@ -139,8 +139,8 @@ def test_rows_together_say_what_each_says_alone() -> None:
     states = np.array([number_of(sbp) for sbp in states_of(2)])
 
     def boxed(rows: list[int]) -> Boxed:
-        moving = BoxingCosts(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
-        return moving.boxed(dims[:, rows], 2, states, states, keeps_source=True)
+        boxing_costs = BoxingCosts(cluster, meshes[:, rows], {2: (DIGITS,) * 2})
+        return boxing_costs.boxed(dims[:, rows], 2, states, states, keeps_source=True)
 
     together = boxed([0, 1, 2])
     for row in range(3):

@@ -1,4 +1,4 @@
-"""Pacing: actors that follow one another become one, launched as often and as late as they."""
+"""Launch overhead: actors in a row become one, launched as often and as late as they."""
 
 from millrace.planner.costs.launch_overhead import Pace, merged
 

@@ -76,8 +76,8 @@ def test_a_collective_costs_what_the_slowest_of_all_its_groups_takes(
     kind = data.draw(st.sampled_from(["all_reduce", "all_gather", "all_to_all"]))
     size = data.draw(st.sampled_from([0, 10_000, 10**8]))
     site = everywhere(on, prod(mesh))
-    moving = BoxingCosts(on, np.array(mesh).reshape(-1, 1), {}, starts=[site.starts])
-    durations_ns = moving.collective_ns(kind, axes, np.array([[size]]))
+    boxing_costs = BoxingCosts(on, np.array(mesh).reshape(-1, 1), {}, starts=[site.starts])
+    durations_ns = boxing_costs.collective_ns(kind, axes, np.array([[size]]))
     assert int(durations_ns[0, 0]) == slowest_ns(kind, size, mesh, axes, on)
 
 

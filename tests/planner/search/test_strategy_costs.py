@@ -1,4 +1,4 @@
-"""Pricing: the figures of every option, and which are legal, against plain prices one by one."""
+"""Strategy costs: figures of every option, and which are legal, against plain prices one by one."""
 
 from functools import cache
 
@@ -55,7 +55,7 @@ def compared(
     share: float,
 ) -> set[str]:
     """Compare a share of the options of every choice on every row; return the expansions seen."""
-    pricing = StrategyCosts(
+    strategy_costs = StrategyCosts(
         space, cluster, np.array(meshes).reshape(len(meshes), -1).T, np.array(batches),
         stretch=stretch,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def compared(
         tensors = sized(space.folded.graph, batch)
         plain = PlainPrices(cluster, mesh, stretch)
         for number, choice in enumerate(space.choices):
-            legal = np.flatnonzero(pricing.legal[number][:, row])
+            legal = np.flatnonzero(strategy_costs.legal[number][:, row])
             some = rng.random(len(legal)) < share
             for option in legal[some].tolist():
                 expected = np.zeros(5, np.int64)
@@ -73,7 +73,7 @@ def compared(
                     signature = op_options.signature(option)
                     seen.add(signature.expansion)
                     expected += plain.figures(op_options.op, signature, tensors)
-                figures = pricing.figures[number][:, option, row]
+                figures = strategy_costs.figures[number][:, option, row]
                 assert figures.tolist() == expected.tolist(), choice.ops[0].signature(option)
     return seen
 
@@ -107,10 +107,12 @@ def test_extra_signatures_cost_their_parts_and_what_moves_between_them(
     mesh: tuple[int, int],
 ) -> None:
     space = space_of("gpt", "none", "adamw", 2)
-    pricing = StrategyCosts(space, GPU, np.array(mesh).reshape(-1, 1), np.array([8]))
+    strategy_costs = StrategyCosts(space, GPU, np.array(mesh).reshape(-1, 1), np.array([8]))
     tensors, plain = sized(space.folded.graph, 8), PlainPrices(GPU, mesh)
     compared_ones = dict.fromkeys(("vocabulary_parallel", "ring"), 0)
-    for choice, figures, legal in zip(space.choices, pricing.figures, pricing.legal, strict=True):
+    for choice, figures, legal in zip(
+        space.choices, strategy_costs.figures, strategy_costs.legal, strict=True
+    ):
         op_options = choice.ops[0]
         for option in np.flatnonzero(op_options.expanded & legal[:, 0]).tolist():
             expected = plain.figures(op_options.op, op_options.signature(option), tensors)
@@ -124,10 +126,12 @@ def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
     mesh: tuple[int, ...], batch: int
 ) -> None:
     space = space_of("gpt", "none", "adamw", len(mesh))
-    pricing = StrategyCosts(space, GPU, np.array(mesh, np.int64).reshape(-1, 1), np.array([batch]))
+    strategy_costs = StrategyCosts(
+        space, GPU, np.array(mesh, np.int64).reshape(-1, 1), np.array([batch])
+    )
     tensors = sized(space.folded.graph, batch)
     values = variable_values(space.folded.graph)
-    for choice, legal in zip(space.choices, pricing.legal, strict=True):
+    for choice, legal in zip(space.choices, strategy_costs.legal, strict=True):
         if len(choice.ops) > 1:
             continue  # options of tied ops are those of each that agree
         op = choice.ops[0].op
@@ -144,8 +148,8 @@ def test_what_is_legal_is_what_signatures_on_concrete_sizes_allow(
 
 def test_options_of_tied_ops_agree_on_storage() -> None:
     space = space_of("mlp", "full", "adamw", 2)
-    pricing = StrategyCosts(space, GPU, np.array([[2], [2]]), np.array([8]))
-    tied = [c for c in zip(space.choices, pricing.legal, strict=True) if len(c[0].ops) > 1]
+    strategy_costs = StrategyCosts(space, GPU, np.array([[2], [2]]), np.array([8]))
+    tied = [c for c in zip(space.choices, strategy_costs.legal, strict=True) if len(c[0].ops) > 1]
     assert tied
     for choice, legal in tied:
         for option in np.flatnonzero(legal[:, 0]).tolist():
@@ -162,8 +166,8 @@ def test_options_of_tied_ops_agree_on_storage() -> None:
 def test_rows_together_are_priced_as_each_alone() -> None:
     space = space_of("gpt", "none", "adamw", 2)
     sizes, batch = np.array([(2, 2), (4, 2), (2, 8)]).T, np.array([16, 4, 8])
-    pricing = StrategyCosts(space, GPU, sizes, batch)
-    together, taken = pricing.tables(), pricing.take(np.array([2, 0])).tables()
+    strategy_costs = StrategyCosts(space, GPU, sizes, batch)
+    together, taken = strategy_costs.tables(), strategy_costs.take(np.array([2, 0])).tables()
     for row in range(3):
         alone = StrategyCosts(space, GPU, sizes[:, [row]], batch[[row]]).tables()
         others = [
@@ -174,42 +178,44 @@ def test_rows_together_are_priced_as_each_alone() -> None:
             for alone_choice, all_of_them in zip(alone.choices, tables.choices, strict=True):
                 assert (alone_choice.figures[..., 0] == all_of_them.figures[..., place]).all()
                 assert (alone_choice.legal[:, 0] == all_of_them.legal[:, place]).all()
-            for alone_net, net in zip(alone.nets, tables.nets, strict=True):
-                assert (alone_net.reachable[..., 0] == net.reachable[..., place]).all()
-                assert (alone_net.duration_ns[..., 0] == net.duration_ns[..., place]).all()
-                assert (alone_net.buffer_bytes[..., 0] == net.buffer_bytes[..., place]).all()
-                assert (alone_net.held_bytes[:, 0] == net.held_bytes[:, place]).all()
+            for alone_edge, edge in zip(alone.edges, tables.edges, strict=True):
+                assert (alone_edge.reachable[..., 0] == edge.reachable[..., place]).all()
+                assert (alone_edge.duration_ns[..., 0] == edge.duration_ns[..., place]).all()
+                assert (alone_edge.buffer_bytes[..., 0] == edge.buffer_bytes[..., place]).all()
+                assert (alone_edge.held_bytes[:, 0] == edge.held_bytes[:, place]).all()
 
 
 @pytest.mark.parametrize(("chunked", "bucket_bytes"), [(False, 0), (True, 0), (True, 2**20)])
-def test_nets_cost_boxing_and_partial_values_do_not_cross_stages(
+def test_edges_cost_boxing_and_partial_values_do_not_cross_stages(
     chunked: bool, bucket_bytes: int
 ) -> None:
     space = space_of("mlp", "none", "adamw", 1)
     mesh = (4,)
     on = replace(GPU, software=Software(bucket_bytes=bucket_bytes))
-    pricing = StrategyCosts(space, on, np.array([[4]]), np.array([8]), crossing_partial=not chunked)
+    strategy_costs = StrategyCosts(
+        space, on, np.array([[4]]), np.array([8]), crossing_partial=not chunked
+    )
     tensors, plain = sized(space.folded.graph, 8), PlainPrices(on, mesh)
     state = state_tensors(space.folded.graph)
     crossing = 0
-    for net, space_net in zip(pricing.tables().nets, space.nets, strict=True):
-        tensor = tensors[space_net.tensor]
-        crossing += space_net.crossing
-        for b, target in enumerate(space_net.targets.tolist()):
+    for edge, space_edge in zip(strategy_costs.tables().edges, space.edges, strict=True):
+        tensor = tensors[space_edge.tensor]
+        crossing += space_edge.crossing
+        for b, target in enumerate(space_edge.targets.tolist()):
             wanted = sbp_of(target, 1)
             if plain_divides(tensor.shape, wanted, mesh):
                 size = local_size(tensor.shape, wanted, mesh) * ITEMSIZE[tensor.dtype]
-                assert net.held_bytes[b, 0] == size
-            for a, source in enumerate(space_net.sources.tolist()):
+                assert edge.held_bytes[b, 0] == size
+            for a, source in enumerate(space_edge.sources.tolist()):
                 source_sbp = sbp_of(source, 1)
                 both = source_sbp[0].is_partial and wanted[0].is_partial
-                if chunked and space_net.crossing and both:
-                    assert not net.reachable[a, b, 0]
-                elif net.reachable[a, b, 0]:
+                if chunked and space_edge.crossing and both:
+                    assert not edge.reachable[a, b, 0]
+                elif edge.reachable[a, b, 0]:
                     time = plain.boxing_ns(
-                        source_sbp, wanted, tensor.shape, tensor.dtype, space_net.tensor in state
+                        source_sbp, wanted, tensor.shape, tensor.dtype, space_edge.tensor in state
                     )
-                    assert net.duration_ns[a, b, 0] == time
+                    assert edge.duration_ns[a, b, 0] == time
     assert crossing
 
 
@@ -222,7 +228,7 @@ def plain_divides(shape: tuple[int, ...], sbp: object, mesh: tuple[int, ...]) ->
 
 def test_only_activations_are_held_for_the_backward_pass() -> None:
     space = space_of("gpt", "full", "adamw", 1)
-    held_tensors = {net.tensor for net in space.nets if any(use.holds for use in net.uses)}
+    held_tensors = {edge.tensor for edge in space.edges if any(use.holds for use in edge.uses)}
     graph = space.folded.graph
     values = variable_values(graph)
     makers = {name: op for op in graph.ops for name in op.outputs}
@@ -246,13 +252,13 @@ def test_what_is_no_clone_costs_the_same_in_every_mode(mode: str) -> None:
 
 def test_the_cheapest_options_are_those_of_least_cost() -> None:
     sizes, batches = np.array([[2, 4, 1], [4, 2, 8]]), np.array([4, 8, 2])
-    pricing = StrategyCosts(space_of("gpt", "full", "adamw", 2), GPU, sizes, batches)
+    strategy_costs = StrategyCosts(space_of("gpt", "full", "adamw", 2), GPU, sizes, batches)
     rows, prices = np.array([2, 0]), np.array([[7.0, 3.0], [1.0, 1.0], [0, 0], [0, 0], [2.0, 0.0]])
     expected = np.zeros(2)
     for choice, figures, legal in zip(
-        pricing.space.choices, pricing.figures, pricing.legal, strict=True
+        strategy_costs.space.choices, strategy_costs.figures, strategy_costs.legal, strict=True
     ):
         cost = sum(figures[time_figure][:, rows] * prices[time_figure] for time_figure in TIMES)
         expected += choice.count * np.where(legal[:, rows], cost, np.inf).min(axis=0)
-    least_costs = cheapest(pricing, least_times(pricing), rows, prices)
+    least_costs = cheapest(strategy_costs, least_times(strategy_costs), rows, prices)
     assert np.allclose(least_costs, expected, rtol=1e-12)

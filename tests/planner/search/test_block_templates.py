@@ -1,4 +1,4 @@
-"""Folding: a graph of a few blocks folds to what the whole graph does."""
+"""Block templates: a graph of a few blocks folds to what the whole graph does."""
 
 import pytest
 
@@ -23,4 +23,4 @@ def test_a_shortened_graph_folds_to_the_same(name: str, mode: str) -> None:
     folded_short = fold(few, often=short.often)
     assert folded_short.ops == folded.ops
     assert list(folded_short.counts.items()) == list(folded.counts.items())
-    assert folded_short.nets == folded.nets
+    assert folded_short.edges == folded.edges

@@ -130,7 +130,7 @@ def tree(seed: int) -> CostTables:
             )
             for _ in range(5)
         ),
-        nets=tuple(
+        edges=tuple(
             EdgeCosts(
                 number=producer,
                 producer=producer,
@@ -178,12 +178,12 @@ def test_an_option_that_is_illegal_in_one_row_may_be_taken_in_another() -> None:
     figures, legal = first.figures.copy(), first.legal.copy()
     figures[:, 2] = 0
     legal[2, 0] = False
-    nets = tuple(
-        replace(net, reachable=np.ones_like(net.reachable), duration_ns=0 * net.duration_ns)
-        for net in tables.nets
+    edges = tuple(
+        replace(edge, reachable=np.ones_like(edge.reachable), duration_ns=0 * edge.duration_ns)
+        for edge in tables.edges
     )
     choices = (replace(first, figures=figures, legal=legal), *tables.choices[1:])
-    ascent = DualAscent(CostTables(choices=choices, nets=nets), PRICES[:, [0, 0]])
+    ascent = DualAscent(CostTables(choices=choices, edges=edges), PRICES[:, [0, 0]])
     ascent.ascend(20)
     assert ascent.options[0, 0] != 2
     assert ascent.options[0, 1] == 2

@@ -1,4 +1,4 @@
-"""States: the numbers of nd-SBPs say what `millrace.planner.sbp` says of the nd-SBPs themselves."""
+"""SBP codes: numbers of nd-SBPs say what `millrace.planner.sbp` says of the nd-SBPs themselves."""
 
 from itertools import product
 

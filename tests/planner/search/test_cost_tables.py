@@ -1,4 +1,4 @@
-"""Tables: sums count boxing and kept tensors once, and nothing that could be taken is dropped."""
+"""Cost tables: sums count boxing and kept tensors once; nothing that could be taken is dropped."""
 
 from dataclasses import replace
 
@@ -69,25 +69,25 @@ def test_where_an_op_has_nothing_legal_a_row_has_no_tables() -> None:
 
 def test_options_that_no_boxing_reaches_are_left_out() -> None:
     tables = random_tables(3, choices=3)
-    net = tables.nets[0]
-    reachable = np.ones_like(net.reachable)
-    reachable[net.source_of[0]] = False
+    edge = tables.edges[0]
+    reachable = np.ones_like(edge.reachable)
+    reachable[edge.source_of[0]] = False
     keep = reachable_options(
-        replace(tables, nets=(replace(net, reachable=reachable), *tables.nets[1:]))
+        replace(tables, edges=(replace(edge, reachable=reachable), *tables.edges[1:]))
     )
-    gone = np.flatnonzero(net.source_of == net.source_of[0])
+    gone = np.flatnonzero(edge.source_of == edge.source_of[0])
     assert not set(gone.tolist()) & set(keep[0].tolist())
 
 
 def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
     tables = random_tables(2, choices=4)
-    net = tables.nets[0]
+    edge = tables.edges[0]
     states = len(tables.choices[0].options)
-    own_use = replace(net.uses[0], choice=0, target_of=np.arange(states))
+    own_use = replace(edge.uses[0], choice=0, target_of=np.arange(states))
     reachable = np.ones((states, states, 1), np.bool_)
     reachable[1, 1] = False
     blocked = replace(
-        net,
+        edge,
         source_of=np.arange(states),
         uses=(own_use,),
         reachable=reachable,
@@ -96,7 +96,7 @@ def test_an_option_that_cannot_read_what_it_makes_is_left_out() -> None:
         made_bytes=np.ones((states, 1), np.int64),
         held_bytes=np.ones((states, 1), np.int64),
     )
-    only = replace(tables, nets=(blocked,))
+    only = replace(tables, edges=(blocked,))
     keep = reachable_options(only)
     assert 1 not in keep[0]
     legal = np.flatnonzero(tables.choices[0].legal[:, 0])
@@ -108,9 +108,9 @@ def test_compact_tables_leave_out_states_that_nobody_makes_or_wants() -> None:
     keep = [np.array([0]) for _ in tables.choices]
     narrow = compact(tables, keep)
     assert narrow.size == len(tables.choices)
-    for net in narrow.nets:
-        assert net.reachable.shape[0] == 1
-        wanted = {int(use.target_of[0]) for use in net.uses}
-        assert wanted == set(range(net.reachable.shape[1]))
+    for edge in narrow.edges:
+        assert edge.reachable.shape[0] == 1
+        wanted = {int(use.target_of[0]) for use in edge.uses}
+        assert wanted == set(range(edge.reachable.shape[1]))
     (figures,) = solutions(narrow).values()
     assert (figures == by_hand(tables, (0,) * len(tables.choices))).all()

@@ -149,10 +149,10 @@ def tables_of(graph: Graph, mesh: tuple[int, ...], blocks: list[str] | None = No
               same: dict[str, str] | None = None, allowed: Allowed | None = None,
               ) -> tuple[StrategySpace, CostTables]:  # fmt: skip
     space = build_space(fold(graph, blocks, same), len(mesh), allowed)
-    pricing = StrategyCosts(
+    strategy_costs = StrategyCosts(
         space, CLUSTER, np.array(mesh, np.int64).reshape(-1, 1), np.array([graph.batch])
     )
-    tables = single(pricing.tables(), 0)
+    tables = single(strategy_costs.tables(), 0)
     assert tables is not None
     return space, tables
 
@@ -204,12 +204,12 @@ def volume_bytes(
     total = 0
     options = [int(c.options[o]) for c, o in zip(tables.choices, solution.options, strict=True)]
     tensors = sized(gpt(batch), batch)
-    for net in space.nets:
-        tensor = tensors[net.tensor]
+    for edge in space.edges:
+        tensor = tensors[edge.tensor]
         if (tensor.rate == "step") != step:
             continue
-        source = sbp_of(int(net.sources[net.source_of[options[net.producer]]]), 1)
-        wanted = {int(net.targets[use.target_of[options[use.choice]]]) for use in net.uses}
+        source = sbp_of(int(edge.sources[edge.source_of[options[edge.producer]]]), 1)
+        wanted = {int(edge.targets[use.target_of[options[use.choice]]]) for use in edge.uses}
         for target in wanted:
             path = boxing_path(source, sbp_of(target, 1), (RANKS,), tensor.shape)
             total += sum(step_bytes(boxing_step, tensor.shape, 4, (RANKS,)) for boxing_step in path)
