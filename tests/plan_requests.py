@@ -12,6 +12,7 @@ from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.requested_cluster import usual_precision
 
+NEAR = 0.1  # gap at which a search of tests ends that looks for a plan, not for how good it is
 PINS = frozenset(field.name for field in fields_of(Pins))
 
 
@@ -53,11 +54,11 @@ def searched(
         precision = precision or usual_precision(cluster, model)
         model = check_question(model, seq_len=seq_len, precision=precision)
     pins = Pins(**{name: choices.pop(name) for name in PINS & choices.keys()})
-    return simulated_search(model, cluster, global_batch, pins=pins, **choices)
+    return simulated_search(model, cluster, global_batch, pins=pins, **{"max_gap": NEAR, **choices})
 
 
 def plan_of(
     model: ModelSpec, where: Cluster | str | int, global_batch: int = 8, **choices: Any
 ) -> Plan:
     """Plan that the search gives as its answer."""
-    return search(request_of(model, where, global_batch, **choices))
+    return search(request_of(model, where, global_batch, **{"max_gap": NEAR, **choices}))

@@ -85,13 +85,13 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 0,
-    "planner": 0,
-    "simulator": 0,
-    "executor": 0,
-    "millrace": 0,
-    "tests": 0,
-    "benchmarks": 0,
+    "models": 14_781,
+    "planner": 21_322,
+    "simulator": 3_322,
+    "executor": 26_336,
+    "millrace": 23_261,
+    "tests": 49_200,
+    "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".h", ".cc", ".cu", ".cuh", ".js", ".css", ".html")
 
