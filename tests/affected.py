@@ -24,7 +24,7 @@ import networkx as nx
 import pytest
 
 from tests.durations import recorded
-from tests.test_layering import ALLOWED, ROOT, home, tree
+from tests.test_layering import ALLOWED, ROOT, home, nodes
 
 COMMAND_LINE = ROOT / "millrace" / "cli.py"
 
@@ -54,7 +54,7 @@ def place_of(dotted: str) -> Path | None:
     door = place / "__init__.py"
     if not door.exists():
         return None
-    for node in ast.walk(tree(door)) if names else ():
+    for node in nodes(door) if names else ():
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == names[0]:
@@ -65,7 +65,7 @@ def place_of(dotted: str) -> Path | None:
 def reached(path: Path) -> Iterator[Path | None]:
     """The files that a module imports, names in a text, or starts."""
     outside = path.relative_to(ROOT).parts[0] not in ALLOWED
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         match node:
             case ast.ImportFrom(module=module, names=names):
                 yield from (place_of(f"{module}.{alias.name}") for alias in names)
@@ -145,8 +145,8 @@ def main(arguments: Sequence[str]) -> int:
             break
         cases += record.cases if record else 0
         chosen.append(name)
-        known = f"{record.cases:5} cases {record.seconds:7.1f} s" if record else "no duration yet"
-        print(f"{distance:2}  {known:>22}  {name}")
+        size = f"{record.cases:5} cases {record.seconds:7.1f} s" if record else "no duration yet"
+        print(f"{distance:2}  {size:>22}  {name}")
     print(f"{len(chosen)} files, {cases} cases, {seconds:.0f} s of one core")
     if not options.run or not chosen:
         return 0

@@ -12,7 +12,7 @@ from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.requested_cluster import usual_precision
 
-NEAR = 0.1  # gap at which a search of tests ends that looks for a plan, not for how good it is
+NEAR = 5.0  # gap at which a search of tests ends that looks for a plan, not for how good it is
 PINS = frozenset(field.name for field in fields_of(Pins))
 
 

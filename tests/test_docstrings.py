@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.extras import optional
-from tests.test_layering import FILES, ROOT, imported, tree
+from tests.test_layering import FILES, ROOT, imported, nodes
 
 # Words that begin with a capital in a type, and are no class: `None`, `Any`, the arrays' dims.
 NO_CLASSES = {"None", "Any", "True", "False"}
@@ -32,14 +32,14 @@ def module_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_examples_run(path: Path) -> None:
-    if any(name == "torch" for node in ast.walk(tree(path)) for name in imported(node)):
+    if any(name == "torch" for node in nodes(path) for name in imported(node)):
         optional("torch")
     module = importlib.import_module(module_of(path))
     assert doctest.testmod(module).failed == 0
 
 
 def test_types_that_docstrings_name_are_there() -> None:
-    names = {name for path in FILES for node in ast.walk(tree(path)) for name in defined(node)}
+    names = {name for path in FILES for node in nodes(path) for name in defined(node)}
     names |= {name for name in (*dir(builtins), *dir(typing)) if name[0].isupper()}
     names |= NO_CLASSES | OF_TORCH
     assert [said for path in FILES for said in unknown_types(path, names)] == []
@@ -57,7 +57,7 @@ def defined(node: ast.AST) -> Iterator[str]:
 
 def unknown_types(path: Path, names: set[str]) -> Iterator[str]:
     """Types of parameters and attributes that are neither ours nor imported."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
         for _, body in SECTION.findall(ast.get_docstring(node) or ""):

@@ -128,6 +128,11 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
 def imported(node: ast.AST) -> Iterator[str]:
     """Names that an import statement reads: packages of ours, or top-level names of libraries."""
     names: list[str] = []
@@ -149,7 +154,7 @@ def test_imports_follow_the_arrows_and_keep_to_the_doors() -> None:
 def strayed_imports(path: Path) -> Iterator[str]:
     place = path.relative_to(ROOT).as_posix()
     package = place.partition("/")[0]
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         for name in imported(node):
             where = f"{place}:{getattr(node, 'lineno', 0)} imports {name}"
             if name in ALLOWED and name != package and name not in ALLOWED[package]:
@@ -179,7 +184,7 @@ def home(dotted: str) -> tuple[Path, list[str]]:
 def test_neighbours_in_a_folder_import_each_other_one_way() -> None:
     graphs: dict[Path, nx.DiGraph] = {}
     for path in FILES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith(
                 "millrace."
             ):
@@ -223,7 +228,7 @@ def long_or_mute(path: Path) -> Iterator[str]:
     module = tree(path)
     functions = [
         node
-        for node in ast.walk(module)
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
     lines = len(path.read_text().splitlines()) - sum(map(docstring_lines, functions))
@@ -262,7 +267,7 @@ def sources(package: str) -> list[Path]:
 def code_lines(path: Path) -> int:
     """Lines that are neither empty nor a comment of their own nor part of a docstring."""
     lines = path.read_text().splitlines()
-    for node in ast.walk(tree(path)) if path.suffix == ".py" else ():
+    for node in nodes(path) if path.suffix == ".py" else ():
         if isinstance(node, Documented) and ast.get_docstring(node) is not None:
             docstring = node.body[0]
             for number in range(docstring.lineno - 1, docstring.end_lineno or 0):
@@ -277,7 +282,7 @@ def test_every_name_says_what_it_stands_for() -> None:
 
 
 def weak_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 pass
@@ -294,7 +299,7 @@ def test_every_docstring_begins_with_its_noun() -> None:
 
 
 def mute_openings(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, Documented):
             opening = (ast.get_docstring(node) or "").partition("\n")[0]
             if opening.startswith(WEAK_OPENINGS):
@@ -318,7 +323,7 @@ def foreign_titles(path: Path) -> Iterator[str]:
 def test_a_class_name_occurs_once() -> None:
     places: dict[str, list[str]] = {}
     for path in WORDED:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -343,7 +348,7 @@ def test_collectives_and_schedules_are_listed_in_their_records_alone() -> None:
 def listed_elsewhere(path: Path) -> Iterator[str]:
     """Lists that name two kinds of a catalogue; tables by kind of what only their owner knows."""
     place = path.relative_to(ROOT).as_posix()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if place in BY_COLLECTIVE or not isinstance(
             node, ast.Tuple | ast.List | ast.Set | ast.Dict
         ):
@@ -366,7 +371,7 @@ def imported_elsewhere() -> set[str]:
     return {
         f"{node.module}.{alias.name}"
         for path in (*FILES, *sorted((ROOT / "benchmarks").rglob("*.py")))
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").startswith("millrace.")
         and (path.name == "__init__.py" or path.parent != home(f"{node.module}.x")[0].parent)

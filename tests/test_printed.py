@@ -75,6 +75,7 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
         "<!-- printed: measured, minutes -->\n"
         "```console\n$ first \\\n    --more\none\n$ second\n```\n"
         "```sh\n$ not this\n```\n<!-- printed: $ table -->\n| a |\n|---|\n\nend\n"
+        "<!-- printed: minutes, $ slow -->\n| b |\n\n"
         "<!-- printed: needs a.csv -->\n```console\n$ third\n```"
     )
     assert list(blocks(page(text))) == [
@@ -87,7 +88,8 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
             minutes=True,
         ),
         ConsoleBlock(commands=(ShownCommand(text="table", first=11, end=13),)),
-        ConsoleBlock(commands=(ShownCommand(text="third", first=18, end=18),), needs=("a.csv",)),
+        ConsoleBlock(commands=(ShownCommand(text="slow", first=16, end=17),), minutes=True),
+        ConsoleBlock(commands=(ShownCommand(text="third", first=21, end=21),), needs=("a.csv",)),
     ]
 
 

@@ -11,7 +11,8 @@ plain comparison must not expect:
     <!-- printed: measured -->                  figures are this machine's: words are compared
     <!-- printed: minutes -->                   run with --all only
     <!-- printed: needs published_dev.csv -->   run where --data FOLDER holds the file
-    <!-- printed: $ python -m benchmarks.x -->  what follows, up to an empty line, is Markdown
+    <!-- printed: $ python -m benchmarks.x -->  what follows, up to an empty line, is Markdown;
+                                                words for it stand in front: `minutes, $ python`
 
 Blocks of a page run in order in one scratch folder, from which `benchmarks` and `examples` are
 reached as from the checkout. A fence of `python` or `toml` whose first line is a comment with the
@@ -111,15 +112,15 @@ def blocks(page: Page) -> Iterator[ConsoleBlock]:
         where = f"{page.path.name}:{index + 1}"
         index += 1
         if comment := re.fullmatch(r"<!-- printed: (.+) -->", line):
-            if comment[1].startswith("$ "):
+            words, dollar, text = comment[1].partition("$ ")
+            options = _options(words.removesuffix(", "), where)
+            if dollar:
                 end = _next(page.lines, index, lambda each: not each.strip())
-                command = ShownCommand(text=comment[1][2:], first=index, end=end)
-                yield ConsoleBlock(commands=(command,))
-                index = end
-            else:
-                options = _options(comment[1], where)
-                if index >= len(page.lines) or page.lines[index] != "```console":
-                    raise MarkupError(f"{where}: the comment stands above no console fence")
+                command = ShownCommand(text=text, first=index, end=end)
+                yield ConsoleBlock(commands=(command,), **options)  # type: ignore[arg-type]
+                options, index = {}, end
+            elif index >= len(page.lines) or page.lines[index] != "```console":
+                raise MarkupError(f"{where}: the comment stands above no console fence")
         elif line == "```console":
             end = _next(page.lines, index, lambda each: each == "```")
             yield ConsoleBlock(commands=tuple(_commands(page.lines, index, end, where)), **options)  # type: ignore[arg-type]
@@ -141,7 +142,7 @@ def _next(lines: Sequence[str], start: int, ends: Callable[[str], bool]) -> int:
 def _options(text: str, where: str) -> dict[str, bool | tuple[str, ...]]:
     """Fields of a ConsoleBlock that a comment sets."""
     options: dict[str, bool | tuple[str, ...]] = {}
-    for word in text.split(", "):
+    for word in filter(None, text.split(", ")):
         if word in ("measured", "minutes"):
             options[word] = True
         elif word.startswith("needs "):
