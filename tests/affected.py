@@ -2,8 +2,8 @@
 
 ``python -m tests.affected [REV]`` prints, for each file of tests, by how many imports it lies from
 a file that differs from REV (`HEAD` where none is given), how many cases it has and how long they
-take by `durations.json`. ``--within 60`` keeps the nearest whose seconds together are not more,
-``--run`` runs what is printed.
+take by `durations.json`. ``--within 60`` keeps the nearest whose seconds together are not more;
+``--run -m fast`` runs what is printed, with options of pytest's.
 
 A name that is imported from a package, or read of `millrace`, counts for the file that defines it.
 A module that names another in a text (`"millrace.executor.worker"`) runs it; one with a text that
@@ -92,13 +92,16 @@ def import_graph() -> nx.DiGraph:
 
 
 def readers(changed: Path) -> Iterator[Path]:
-    """Modules that read a file which has no imports of its own, and those that read all modules."""
-    python = changed.suffix == ".py"
-    named = re.escape(changed.name) + rf"|\*\{changed.suffix}\""
-    beneath = rf"\{changed.suffix}\""
+    """Modules that read a file without imports of its own; tests that read all of Python."""
+    suffix = re.escape(changed.suffix)
     for path in modules():
-        pattern = beneath if changed.is_relative_to(path.parent) and not python else named
-        if (not python or path.name.startswith("test_")) and re.search(pattern, path.read_text()):
+        if changed.suffix == ".py":
+            pattern = r"rglob\(\"\*\.py\"\)" if path.name.startswith("test_") else r"(?!)"
+        elif changed.is_relative_to(path.parent):
+            pattern = rf"{suffix}\""
+        else:
+            pattern = rf"{re.escape(changed.name)}|\*{suffix}\""
+        if re.search(pattern, path.read_text()):
             yield path
 
 
@@ -135,22 +138,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.affected", description=__doc__)
     parser.add_argument("revision", nargs="?", default="HEAD", metavar="REV")
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
-    parser.add_argument("--run", action="store_true", help="run them, on two processes")
-    options, further = parser.parse_known_args(arguments)
+    parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="OPTION", help="pytest's")
+    options = parser.parse_args(arguments)
     durations, seconds, cases, chosen = recorded(), 0.0, 0, list[str]()
     for name, distance in affected(changed_files(options.revision)).items():
         record = durations.get(name)
+        if record and seconds + record.seconds > options.within:
+            continue
         seconds += record.seconds if record else 0.0
-        if seconds > options.within:
-            break
         cases += record.cases if record else 0
         chosen.append(name)
         size = f"{record.cases:5} cases {record.seconds:7.1f} s" if record else "no duration yet"
         print(f"{distance:2}  {size:>22}  {name}")
     print(f"{len(chosen)} files, {cases} cases, {seconds:.0f} s of one core")
-    if not options.run or not chosen:
+    if options.run is None or not chosen:
         return 0
-    return int(pytest.main(["-q", "-n", "2", "--dist", "worksteal", *further, *chosen]))
+    return int(pytest.main(["-q", "-n", "2", "--dist", "worksteal", *options.run, *chosen]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Comes in: a `SearchRequest`. Goes out: a `Plan` (or an InfeasibleError that names what binds).
 
 Read first `outer.py` and `ranking.py` (candidates, and how they are compared), then `blocks/` (one
-signature per op), `stages/` (blocks over pipeline stages) and `joint/` (both at once, where small).
+signature per op), `stages/` (blocks over pipeline stages), `joint/` (both at once, where small) and
+`decomposition/` (cuts and columns, which prove the bound).
 """
 
 from millrace.planner.search.choosing import Pure
