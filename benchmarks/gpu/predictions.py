@@ -19,6 +19,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -29,10 +30,11 @@ from rich.table import Table
 
 import millrace
 from benchmarks.gpu.results import RESULTS, read_summaries
-from benchmarks.gpu.roofline import kind_of, works
+from benchmarks.gpu.roofline import RooflineWork, kind_of, works
 from benchmarks.gpu.trained_models import benchmark_model, planned
 from millrace.models.documents import FileError
 from millrace.models.errors import ModelError
+from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.measured_tables import MeasuredOp, measured_ops, with_measured
@@ -139,29 +141,35 @@ def predictions(cluster: Cluster, steps: Mapping[str, MeasuredStep]) -> list[Ste
     plans = {
         model: planned(benchmark_model(model), step.batch, cluster) for model, step in steps.items()
     }
-    ops = {model: ops_of_kinds(plan, steps[model].kind_s) for model, plan in plans.items()}
+    compiled = {model: compile_plan(plan) for model, plan in plans.items()}
+    ops = {
+        model: ops_of_kinds(plan, compiled[model], steps[model].kind_s)
+        for model, plan in plans.items()
+    }
     rows = []
     for model, plan in plans.items():
         others = [op for other, of in ops.items() if other != model for op in of]
         folded: list[Sequence[MeasuredOp]] = [(), ops[model], others, [*others, *ops[model]]]
         devices = [with_measured(cluster.device, each) for each in folded]
-        rows.append(_prediction(plan, devices, steps[model]))
+        rows.append(_prediction(plan, compiled[model], devices, steps[model]))
     return rows
 
 
-def ops_of_kinds(plan: Plan, kind_s: Mapping[str, float]) -> list[MeasuredOp]:
+def ops_of_kinds(plan: Plan, compiled: ActorGraph, kind_s: Mapping[str, float]) -> list[MeasuredOp]:
     """Ops of a plan on one device with what they took, by what their kinds of actor took.
 
     Parameters
     ----------
     plan : Plan
         With the profile that it is predicted from.
+    compiled : ActorGraph
+        Its actors.
     kind_s : mapping
         Seconds of a step by kind of actor; kinds that are not in it were not measured.
     """
-    (program,) = compile_plan(plan).programs
-    actor_works = works(plan)
-    predicted_s = _by_kind(plan)
+    (program,) = compiled.programs
+    actor_works = works(plan, compiled)
+    predicted_s = _by_kind(actor_works)
     ops: list[MeasuredOp] = []
     for actor, work in zip(program.actors, actor_works, strict=True):
         kind = kind_of(work)
@@ -171,18 +179,21 @@ def ops_of_kinds(plan: Plan, kind_s: Mapping[str, float]) -> list[MeasuredOp]:
     return ops
 
 
-def _by_kind(plan: Plan) -> Counter[str]:
+def _by_kind(actor_works: Iterable[RooflineWork]) -> Counter[str]:
     """Predicted seconds of a step by kind of actor."""
     seconds: Counter[str] = Counter()
-    for work in works(plan):
+    for work in actor_works:
         seconds[kind_of(work)] += work.predicted_s * work.firings
     return seconds
 
 
-def _prediction(plan: Plan, devices: Sequence[Device], step: MeasuredStep) -> StepPrediction:
+def _prediction(
+    plan: Plan, compiled: ActorGraph, devices: Sequence[Device], step: MeasuredStep
+) -> StepPrediction:
     plans = [_on(plan, device) for device in devices]
-    kinds = [_by_kind(each) for each in plans]
-    actors = Counter(kind_of(work) for work in works(plan))
+    actor_works = [works(each, compiled) for each in plans]
+    kinds = [_by_kind(each) for each in actor_works]
+    actors = Counter(kind_of(work) for work in actor_works[0])
     return StepPrediction(
         model=plan.model.name,
         batch=step.batch,
@@ -252,6 +263,16 @@ def print_table(heads: Sequence[str], cells: Iterable[Sequence[str]], markdown: 
     Console(width=150).print(table)
 
 
+@cache
+def predicted(profile: Path, results: Path) -> list[StepPrediction]:
+    """Predictions of all models that a file has times of kinds of, made once for all tables."""
+    steps = measured_steps(row for each in read_summaries(results) for row in each["rows"])
+    if not steps:
+        wanted = "name a file of `benchmarks.gpu.results`"
+        raise FileError(f"{results} has no times of kinds: {wanted}")
+    return predictions(millrace.cluster("local-gpu:1", profile=profile), steps)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; return the exit code."""
     asked = argparse.ArgumentParser(prog="benchmarks.gpu.predictions", description=__doc__)
@@ -261,14 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked.add_argument("--markdown", action="store_true")
     asked.add_argument("--json", action="store_true", help="steps and all kinds")
     options = asked.parse_args(arguments)
-    summaries = read_summaries(options.results)
-    steps = measured_steps(row for each in summaries for row in each["rows"])
-    if not steps:
-        said = f"{options.results} has no times of kinds: name a file of `benchmarks.gpu.results`"
-        print(f"benchmarks.gpu.predictions: {said}", file=sys.stderr)
-        return 2
     try:
-        rows = predictions(millrace.cluster("local-gpu:1", profile=options.profile), steps)
+        rows = predicted(options.profile, options.results)
     except (ClusterError, FileError, ModelError, PlanError) as error:
         print(f"benchmarks.gpu.predictions: {error}", file=sys.stderr)
         return 2

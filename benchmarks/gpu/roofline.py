@@ -31,7 +31,7 @@ from benchmarks.gpu.trained_models import DEVICE, benchmark_model, planned
 from millrace.models.errors import ModelError
 from millrace.models.labels import parse
 from millrace.models.ops import model_flops
-from millrace.planner.actors.graph import Actor, Program, Register
+from millrace.planner.actors.graph import Actor, ActorGraph, Program, Register
 from millrace.planner.cluster import Device
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import durations
@@ -106,8 +106,8 @@ class Roofline:
     kinds: tuple[KindRow, ...]
 
 
-def works(plan: Plan) -> list[RooflineWork]:
-    """Work of every actor of a plan on one device.
+def works(plan: Plan, compiled: ActorGraph | None = None) -> list[RooflineWork]:
+    """Work of every actor of a plan on one device; `compiled` is the plan's actors, if at hand.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def works(plan: Plan) -> list[RooflineWork]:
     """
     if plan.ranks != 1:
         raise PlanError(f"the plan has {plan.ranks} ranks; a roofline is of one device")
-    compiled = compile_plan(plan)
+    compiled = compiled or compile_plan(plan)
     (program,), (durations_ns,) = compiled.programs, durations(compiled, plan.cluster)
     return [
         _work(actor, program, plan.cluster.device, duration_ns)

@@ -1,7 +1,7 @@
 """Every kernel against the oracle of `tests.models`, whole and cut along any labels it may be."""
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,9 +21,24 @@ NO_KERNEL = {"variable", "repeat"}  # read from registers, which hold them
 LOCAL_BOXING = {"slice", "pad"}
 TOLERANCE = {"float64": 1e-11, "float32": 2e-4}
 
-every_example = pytest.mark.parametrize(
-    "example", EXAMPLES, ids=lambda e: f"{e.kind}: {e.labels} {e.attributes or ''}"
-)
+every_kind = pytest.mark.parametrize("kind", dict.fromkeys(example.kind for example in EXAMPLES))
+
+
+def of_kind(kind: str, check: Callable[[Example], None]) -> None:
+    """Check every example of a kind, and tell of all that fail."""
+    complaints = []
+    for example in EXAMPLES:
+        if example.kind == kind:
+            try:
+                check(example)
+            except AssertionError as error:
+                complaints.append(f"{example.labels} {example.attributes or ''}: {error}")
+    assert not complaints, "\n".join(complaints)
+
+
+def is_large(example: Example) -> bool:
+    """True if an example may be as large as a test of memory wants it."""
+    return bool(example.large) or not example.sizes
 
 
 def output_shards(example: Example, dtype: str) -> list[Shard]:
@@ -55,18 +70,22 @@ def test_every_kernel_has_an_example_or_a_test_of_its_own():
     assert {example.kind for example in EXAMPLES} | elsewhere == set(KERNELS)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@every_example
-def test_a_kernel_computes_what_the_oracle_does(example: Example, dtype: str):
-    inputs = example.inputs(dtype)
-    outputs = call(
-        example.kind,
-        example.labels,
-        inputs,
-        output_shards(example, dtype),
-        attributes=example.attributes,
-    )
-    assert_close(outputs, example.expected(inputs), dtype)
+@every_kind
+def test_a_kernel_computes_what_the_oracle_does(kind: str):
+    of_kind(kind, assert_computes_what_the_oracle_does)
+
+
+def assert_computes_what_the_oracle_does(example: Example) -> None:
+    for dtype in TOLERANCE:
+        inputs = example.inputs(dtype)
+        outputs = call(
+            example.kind,
+            example.labels,
+            inputs,
+            output_shards(example, dtype),
+            attributes=example.attributes,
+        )
+        assert_close(outputs, example.expected(inputs), dtype)
 
 
 def splits_of(example: Example) -> Iterator[dict[str, int]]:
@@ -79,8 +98,12 @@ def splits_of(example: Example) -> Iterator[dict[str, int]]:
     yield {label: counts[0] for label, counts in parts.items() if counts}
 
 
-@every_example
-def test_shards_put_together_equal_the_whole(example: Example):
+@every_kind
+def test_shards_put_together_equal_the_whole(kind: str):
+    of_kind(kind, assert_shards_equal_the_whole)
+
+
+def assert_shards_equal_the_whole(example: Example) -> None:
     inputs = example.inputs("float64")
     expected = example.expected(inputs)
     for splits in splits_of(example):
@@ -91,8 +114,12 @@ def test_shards_put_together_equal_the_whole(example: Example):
         assert_close(outputs, expected, "float64")
 
 
-@every_example
-def test_partial_inputs_give_partial_outputs_where_the_table_says_linear(example: Example):
+@pytest.mark.parametrize("kind", dict.fromkeys(e.kind for e in EXAMPLES if OPS[e.kind].linear))
+def test_partial_inputs_give_partial_outputs_where_the_table_says_linear(kind: str):
+    of_kind(kind, assert_is_linear)
+
+
+def assert_is_linear(example: Example) -> None:
     row = OPS[example.kind]
     inputs = example.inputs("float64")
     shards = output_shards(example, "float64")
@@ -116,12 +143,14 @@ LARGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "example",
-    [example for example in EXAMPLES if example.large or not example.sizes],
-    ids=lambda e: f"{e.kind}: {e.labels}",
-)
-def test_a_firing_takes_little_memory_of_its_own(example: Example):
+@pytest.mark.parametrize("kind", dict.fromkeys(e.kind for e in EXAMPLES if is_large(e)))
+def test_a_firing_takes_little_memory_of_its_own(kind: str):
+    of_kind(kind, assert_takes_little_memory)
+
+
+def assert_takes_little_memory(example: Example) -> None:
+    if not is_large(example):
+        return
     large = replace(example, sizes=LARGE | example.sizes | example.large)
     inputs, shards = large.inputs("float32"), output_shards(large, "float32")
     kernel = make_kernel(

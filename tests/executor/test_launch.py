@@ -196,7 +196,7 @@ world.barrier()
 
 
 def run_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 3, first: str = RANK
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, ranks: int = 2, first: str = RANK
 ) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
@@ -226,18 +226,18 @@ memory = RankMemory(graph, world.rank, shared.blocks[world.rank])
 run_rank(memory, Fails(), world, folder, shared=shared, steps=100, spans=False)
 """
     with pytest.raises(ExecutorError, match=r"rank 1, actor `\w.read`: FloatingPointError: over"):
-        run_script(tmp_path, monkeypatch, body)
+        run_script(tmp_path, monkeypatch, body, ranks=3)
 
 
 def test_a_killed_rank_ends_the_others_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = """
-if world.rank == 2:
+if world.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 world.barrier()
 """
-    with pytest.raises(ExecutorError, match=r"rank 2: .*[Kk]illed"):
+    with pytest.raises(ExecutorError, match=r"rank 1: .*[Kk]illed"):
         run_script(tmp_path, monkeypatch, body)
 
 

@@ -15,7 +15,7 @@ from millrace.models.ops import OPS
 from millrace.models.type_inference import at_least_float32
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import Emulator, functions_of
-from tests.executor.cuda.usual import NARROW, enumerate_by_kind, params, runs_exhaustive
+from tests.executor.cuda.usual import NARROW, enumerate_by_kind, runs_exhaustive
 from tests.executor.examples.example import Example, splittable
 from tests.executor.kernel_calls import shard_of
 
@@ -145,9 +145,34 @@ class ExampleCase:
             np.testing.assert_allclose(output, reference, rtol=near, atol=near * scale)
 
 
-def parametrize_cases(cases: Sequence[ExampleCase]) -> pytest.MarkDecorator:
-    """Give a test every case."""
-    return pytest.mark.parametrize("case", params(cases, lambda case: case.usual), ids=str)
+def parametrize_cases(cases: Iterable[ExampleCase]) -> pytest.MarkDecorator:
+    """Give a test the cases of every kind of op, those that are usual and the others apart."""
+    alike: dict[tuple[str, bool], list[ExampleCase]] = {}
+    for case in cases:
+        alike.setdefault((case.example.kind, case.usual), []).append(case)
+    return pytest.mark.parametrize(
+        "cases",
+        [
+            pytest.param(of_kind, id=kind)
+            if usual
+            else pytest.param(of_kind, id=f"{kind}, the others", marks=pytest.mark.exhaustive)
+            for (kind, usual), of_kind in alike.items()
+        ],
+    )
+
+
+def check_all(cases: Iterable[ExampleCase], emulator: Emulator) -> None:
+    """Check every case, and tell of all that fail."""
+    complaints = []
+    for case in cases:
+        try:
+            case.check(emulator)
+        except AssertionError as error:
+            complaints.append(f"{case}: {error}")
+        except Exception as error:
+            error.add_note(str(case))
+            raise
+    assert not complaints, "\n".join(complaints)
 
 
 def selected_cases(

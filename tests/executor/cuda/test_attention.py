@@ -18,6 +18,7 @@ from tests.executor.cuda.example_cases import (
     TOLERANCE,
     ExampleCase,
     cases_of,
+    check_all,
     parametrize_cases,
     selected_cases,
 )
@@ -144,8 +145,8 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 
 @parametrize_cases(CASES)
-def test_attention_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator):
-    case.check(emulator)
+def test_attention_computes_what_its_formula_says(cases: list[ExampleCase], emulator: Emulator):
+    check_all(cases, emulator)
 
 
 def ring_outputs(

@@ -16,6 +16,7 @@ from tests.executor.cuda.example_cases import (
     ROUNDED_ONCE,
     ExampleCase,
     cases_of,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -66,8 +67,10 @@ def by_numpy(context: KernelContext, x: Array, firings: Iterable[int]) -> list[A
 
 
 @parametrize_cases(CASES)
-def test_a_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
-    case.check(emulator)
+def test_a_kernel_computes_what_its_formula_says(
+    cases: list[ExampleCase], emulator: Emulator
+) -> None:
+    check_all(cases, emulator)
 
 
 @pytest.mark.parametrize(

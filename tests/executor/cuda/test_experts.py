@@ -11,6 +11,7 @@ from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
     ExampleCase,
     cases_of,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -46,8 +47,8 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 
 @parametrize_cases(CASES)
-def test_kernels_compute_what_their_formulas_say(case: ExampleCase, emulator: Emulator):
-    case.check(emulator)
+def test_kernels_compute_what_their_formulas_say(cases: list[ExampleCase], emulator: Emulator):
+    check_all(cases, emulator)
 
 
 @pytest.mark.parametrize("features", [3, 5, 6])

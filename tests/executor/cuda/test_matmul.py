@@ -15,7 +15,7 @@ from millrace.models.labels import bind, parse, shape_of
 from millrace.models.zoo.catalogue import TrainingSpec, build_training
 from tests.executor.cuda.calling import FLOATS, call, context_of, loaded, to_device
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
-from tests.executor.cuda.example_cases import ExampleCase, cases_of, parametrize_cases
+from tests.executor.cuda.example_cases import ExampleCase, cases_of, check_all, parametrize_cases
 from tests.executor.examples.example import Example
 from tests.executor.examples.products import EXAMPLES as PRODUCTS
 from tests.executor.kernel_calls import run_state
@@ -97,8 +97,8 @@ def check(
 
 @needs_compiler
 @parametrize_cases(CASES)
-def test_a_product_is_what_the_oracle_says(case: ExampleCase, emulator: Emulator):
-    case.check(emulator)
+def test_a_product_is_what_the_oracle_says(cases: list[ExampleCase], emulator: Emulator):
+    check_all(cases, emulator)
 
 
 @needs_compiler

@@ -26,7 +26,8 @@ from millrace.executor.cuda.kernels.rows.norms import (
 from millrace.executor.cuda.kernels.rows.row_partition import team_of
 from millrace.executor.kernels.context import Array, whole_shard
 from tests.executor.cuda.calling import Operands, empty, loaded, to_device
-from tests.executor.cuda.emulation.machine import COMPILER
+from tests.executor.cuda.emulation.machine import COMPILER, Emulator, functions_of
+from tests.executor.cuda.usual import runs_exhaustive
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -42,14 +43,18 @@ every_size = pytest.mark.parametrize(("dtype", "rows", "columns"), SIZES)
 both = pytest.mark.parametrize("kind", KINDS)
 
 
+def is_usual(number: int) -> bool:
+    """Whether it is run unless all are of sizes, kinds, with and without something: every pair."""
+    size_number, of_size = divmod(number, 4)
+    return of_size in ((0, 3), (1, 2))[size_number % 2]
+
+
 def either_way(name: str) -> pytest.MarkDecorator:
-    """Mark of a test of all sizes and kinds, with and without something: every pair of these."""
-    parameters = []
-    for number, (size, kind, with_it) in enumerate(product(SIZES, KINDS, (False, True))):
-        size_number, of_size = divmod(number, 4)
-        usual = of_size in ((0, 3), (1, 2))[size_number % 2]
-        marks = () if usual else pytest.mark.exhaustive
-        parameters.append(pytest.param(*size, kind, with_it, marks=marks))
+    """Mark of a test of all sizes and kinds, with and without something."""
+    parameters = [
+        pytest.param(*size, kind, with_it, marks=() if is_usual(number) else pytest.mark.exhaustive)
+        for number, (size, kind, with_it) in enumerate(product(SIZES, KINDS, (False, True)))
+    ]
     return pytest.mark.parametrize(("dtype", "rows", "columns", "kind", name), parameters)
 
 
@@ -104,17 +109,46 @@ class NormOperands:
         return dx, (dy * normal).sum(0), dy.sum(0)
 
 
+@pytest.fixture(scope="module")
+def emulator(request: pytest.FixtureRequest) -> Emulator:
+    """Emulator of all that the tests of this module launch, in one library a source."""
+    calls: list[Call] = []
+    everything = runs_exhaustive(request)
+    for number, (size, kind, with_it) in enumerate(product(SIZES, KINDS, (False, True))):
+        given = NormOperands(*size)
+        calls += gradient_of(given, kind, added=with_it, weights=None)[0].of(0)
+        if everything or is_usual(number):
+            calls += norm_of(given, kind, added=with_it).of(0)
+            weighted, _ = weights_of(given, kind, fused=with_it)
+            calls += [*weighted.of(0), *weighted.of(1)]
+    return Emulator(functions_of(calls))
+
+
 def carried_out(
-    calls: Calls, reads: Sequence[Array], writes: Sequence[Array], firings: Sequence[int] = (0,)
-) -> list[Call]:
+    emulator: Emulator, calls: Calls, reads: Sequence[Array], writes: Sequence[Array],
+    firings: Sequence[int] = (0,),
+) -> list[Call]:  # fmt: skip
     done = [call for firing in firings for call in calls.of(firing)]
-    Operands(calls, reads, writes).carry_out(done)
+    Operands(calls, reads, writes).carry_out(done, emulator)
     return done
+
+
+def norm_of(given: NormOperands, kind: str, *, added: bool) -> Calls:
+    """The calls of a norm, which reads x, gamma, beta and other."""
+    rows, columns = given.shape
+    layer, dtype = kind == "layer_norm", given.dtype
+    launch = norm(
+        CallTensor(read(0), dtype, rows * columns), CallTensor(read(1), dtype, columns), write(1),
+        CallTensor(write(3), given.wide, rows), columns=columns, epsilon=EPSILON,
+        beta=read(2) if layer else None, mean=write(2) if layer else None,
+        residual=NormResidual(other=read(3), total=write(0)) if added else None,
+    )  # fmt: skip
+    return same_calls(launch)
 
 
 @either_way("added")
 def test_a_norm_and_what_is_added_before_it(
-    kind: str, dtype: str, rows: int, columns: int, added: bool
+    kind: str, dtype: str, rows: int, columns: int, added: bool, emulator: Emulator
 ) -> None:
     given = NormOperands(dtype, rows, columns)
     names = ("x", "gamma", "beta", "other")
@@ -123,13 +157,8 @@ def test_a_norm_and_what_is_added_before_it(
         empty(whole_shard(shape, stored_dtype)) for shape, stored_dtype in shapes
     )
     layer = kind == "layer_norm"
-    launch = norm(
-        CallTensor(read(0), dtype, rows * columns), CallTensor(read(1), dtype, columns), write(1),
-        CallTensor(write(3), given.wide, rows), columns=columns, epsilon=EPSILON,
-        beta=read(2) if layer else None, mean=write(2) if layer else None,
-        residual=NormResidual(other=read(3), total=write(0)) if added else None,
-    )  # fmt: skip
-    carried_out(same_calls(launch), [given.stored[name] for name in names], [total, y, mean, rstd])
+    calls, reads = norm_of(given, kind, added=added), [given.stored[name] for name in names]
+    carried_out(emulator, calls, reads, [total, y, mean, rstd])
     expected = given.forward(kind, added=added)
     if added:
         np.testing.assert_array_equal(loaded(total, dtype), expected[0])
@@ -164,14 +193,14 @@ def gradient_of(
 @every_size
 @both
 def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
-    kind: str, dtype: str, rows: int, columns: int
+    kind: str, dtype: str, rows: int, columns: int, emulator: Emulator
 ) -> None:
     given = NormOperands(dtype, rows, columns)
     gradients = []
     for added in (False, True):
         calls, reads = gradient_of(given, kind, added=added, weights=None)
         dx = empty(whole_shard(given.shape, dtype))
-        carried_out(calls, reads, [dx])
+        carried_out(emulator, calls, reads, [dx])
         gradients.append(dx)
     plain = loaded(gradients[0], dtype)
     np.testing.assert_allclose(plain, given.backward(kind)[0], **tolerance(dtype))
@@ -180,18 +209,12 @@ def test_the_gradient_of_a_norm_alone_and_with_what_goes_around_it(
     np.testing.assert_array_equal(gradients[1], both_added)
 
 
-@either_way("fused")
-def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
-    kind: str, fused: bool, dtype: str, rows: int, columns: int
-) -> None:
-    given = NormOperands(dtype, rows, columns)
-    layer, wide = kind == "layer_norm", given.wide
+def weights_of(given: NormOperands, kind: str, *, fused: bool) -> tuple[Calls, list[Array]]:
+    """The calls that add to the gradients of weights, and what they read."""
+    layer, wide, dtype = kind == "layer_norm", given.wide, given.dtype
+    rows, columns = given.shape
     outputs = tuple(CallTensor(write(1 + number), wide, columns) for number in range(1 + layer))
     weights = ColumnSums(outputs=outputs, hold=2, scratch=workspace(64))
-    dx, *sums = (
-        empty(whole_shard(given.shape, dtype)),
-        *(empty(whole_shard((columns,), wide)) for _ in "ab"),
-    )
     calls, reads = gradient_of(given, kind, added=True, weights=weights if fused else None)
     if not fused:
         calls = norm_grad_weight(
@@ -199,8 +222,21 @@ def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
             CallTensor(read(4), wide, rows), weights, columns=columns,
             mean=read(3) if layer else None,
         )  # fmt: skip
-    calls = Calls(of=calls.of, workspace_bytes=calls.workspace_bytes + 64)
-    done = carried_out(calls, reads, [dx, *sums], firings=(0, 1, 2, 3))
+    return Calls(of=calls.of, workspace_bytes=calls.workspace_bytes + 64), reads
+
+
+@either_way("fused")
+def test_gradients_of_weights_are_added_to_those_of_earlier_firings(
+    kind: str, fused: bool, dtype: str, rows: int, columns: int, emulator: Emulator
+) -> None:
+    given = NormOperands(dtype, rows, columns)
+    layer, wide = kind == "layer_norm", given.wide
+    dx, *sums = (
+        empty(whole_shard(given.shape, dtype)),
+        *(empty(whole_shard((columns,), wide)) for _ in "ab"),
+    )
+    calls, reads = weights_of(given, kind, fused=fused)
+    done = carried_out(emulator, calls, reads, [dx, *sums], firings=(0, 1, 2, 3))
     expected = given.backward(kind)
     for summed, gradient in list(zip(sums, expected[1:], strict=True))[: 1 + layer]:
         np.testing.assert_allclose(
@@ -230,7 +266,9 @@ def test_a_sum_that_is_added_on_is_rounded_as_a_gradient_of_its_own_was() -> Non
         to_device(mean, "float32"),
         to_device(rstd, "float32"),
     ]
-    carried_out(calls, reads, sums, firings=(0, 1))
+    carried_out(
+        Emulator(functions_of([*calls.of(0), *calls.of(1)])), calls, reads, sums, firings=(0, 1)
+    )
     for summed in sums:
         half = summed / 2
         np.testing.assert_array_equal(loaded(to_device(half, "bfloat16"), "bfloat16"), half)

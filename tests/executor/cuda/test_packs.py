@@ -14,6 +14,7 @@ from tests.executor.cuda.calling import Operands, call, context_of, empty, loade
 from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
     ExampleCase,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -73,9 +74,9 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 @parametrize_cases(CASES)
 def test_kernels_compute_what_the_oracle_says_at_any_size(
-    case: ExampleCase, emulator: Emulator
+    cases: list[ExampleCase], emulator: Emulator
 ) -> None:
-    case.check(emulator)
+    check_all(cases, emulator)
 
 
 def numbers(dtype: str, *shape: int) -> Array:

@@ -14,6 +14,7 @@ from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
     ExampleCase,
     cases_of,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -64,5 +65,5 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 
 @parametrize_cases(CASES)
-def test_calls_compute_what_the_oracle_says(case: ExampleCase, emulator: Emulator):
-    case.check(emulator)
+def test_calls_compute_what_the_oracle_says(cases: list[ExampleCase], emulator: Emulator):
+    check_all(cases, emulator)

@@ -14,6 +14,7 @@ from tests.executor.cuda.emulation.machine import COMPILER, Emulator
 from tests.executor.cuda.example_cases import (
     ExampleCase,
     cases_of,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -65,8 +66,10 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 
 @parametrize_cases(CASES)
-def test_a_sequence_kernel_computes_what_its_formula_says(case: ExampleCase, emulator: Emulator):
-    case.check(emulator)
+def test_a_sequence_kernel_computes_what_its_formula_says(
+    cases: list[ExampleCase], emulator: Emulator
+):
+    check_all(cases, emulator)
 
 
 def test_sorting_takes_as_many_passes_as_the_rows_of_the_table_have_bytes():

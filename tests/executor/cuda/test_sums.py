@@ -13,6 +13,7 @@ from tests.executor.cuda.example_cases import (
     ROUNDED_ONCE,
     ExampleCase,
     cases_of,
+    check_all,
     emulator_of,
     parametrize_cases,
     selected_cases,
@@ -50,8 +51,8 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
 
 
 @parametrize_cases(CASES)
-def test_a_sum_is_what_its_formula_says(case: ExampleCase, emulator: Emulator) -> None:
-    case.check(emulator)
+def test_a_sum_is_what_its_formula_says(cases: list[ExampleCase], emulator: Emulator) -> None:
+    check_all(cases, emulator)
 
 
 def launches(example: Example) -> list[str]:

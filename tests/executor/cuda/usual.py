@@ -5,11 +5,9 @@ meets every width of packs, every cut and both kinds of 16 bits, but not every p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from tests.executor.examples.example import Example
 
@@ -22,13 +20,6 @@ def enumerate_by_kind(examples: Iterable[Example]) -> Iterator[tuple[int, Exampl
     for example in examples:
         yield seen[example.kind], example
         seen[example.kind] += 1
-
-
-def params(cases: Iterable[Any], usual: Callable[[Any], bool]) -> list[ParameterSet]:
-    """Cases as values of a parameter, those marked that are not usual."""
-    return [
-        pytest.param(case, marks=() if usual(case) else pytest.mark.exhaustive) for case in cases
-    ]
 
 
 def runs_exhaustive(request: pytest.FixtureRequest) -> bool:

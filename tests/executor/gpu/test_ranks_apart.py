@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 MODEL = "llama"
 STEPS = 3  # fired eagerly, captured and replayed, replayed again
 CASES = [
-    ("gpt", {"tp": 2, "pp": 2}),
+    ("llama", {"tp": 2, "pp": 2}),
     ("llama", {"dp": 2, "tp": 2, "sequence_parallel": True}),
     ("llama", {"cp": 2}),
     ("mixtral", {"dp": 2, "ep": 2, "zero": 1}),
@@ -67,7 +67,7 @@ def bucketed(name: str) -> tuple[Plan, Graph, ActorGraph, ActorGraph]:
     return plan, graph, alone, together
 
 
-@pytest.mark.parametrize("name", ["dp 2", "ZeRO 2", "ZeRO 3", "ZeRO 1 with tp"])
+@pytest.mark.parametrize("name", ["dp 2", "ZeRO 3", "ZeRO 1 with tp"])
 def test_buckets_between_devices_change_no_bit(name):
     plan, graph, alone, together = bucketed(name)
     expected, parameters = trained(plan, graph, alone)
@@ -81,7 +81,7 @@ def test_buckets_between_devices_change_no_bit(name):
     assert_off_by_rounding_alone(expected, MODEL, "fp32")
 
 
-@pytest.mark.parametrize("name", ["dp 2", "ZeRO 2"])
+@pytest.mark.parametrize("name", ["dp 2", "ZeRO 3"])
 def test_buckets_between_ranks_on_one_device_change_no_bit(name):
     plan, graph, *both = bucketed(name)
     totals = []

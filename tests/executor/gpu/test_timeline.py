@@ -11,18 +11,19 @@ from millrace.simulator import predict
 from tests.executor.cuda.emulation.machine import COMPILER
 from tests.executor.gpu.emulated_device import TICK_NS, EmulatedDevice
 from tests.executor.gpu.front import LOOPBACK, LOOPBACK_EAGER, emulate_gpus, on_gpu
-from tests.executor.gpu.plans import planned
-from tests.executor.gpu.trained import TrainedRun, train
+from tests.executor.gpu.plans import Pinned, planned
+from tests.executor.gpu.trained import TrainedRun, assert_equal_to_a_single_device, train
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 STEPS = TRACED_STEPS + 2  # one fired eagerly, one replayed, and those that are traced
 SPLIT = (("tp", 2), ("pp", 2))
+STAGES = (("pp", 2),)
 
 
-def recorded(eager: bool) -> TrainedRun:
+def recorded(eager: bool, pins: Pinned) -> TrainedRun:
     device = EmulatedDevice(3)
-    return train("llama", "fp64", SPLIT, device=device, steps=STEPS, eager=eager, spans=True)
+    return train("llama", "fp64", pins, device=device, steps=STEPS, eager=eager, spans=True)
 
 
 def assert_spans_are_of_steps_from(first: int, trained: TrainedRun) -> None:
@@ -45,13 +46,15 @@ def assert_spans_are_of_steps_from(first: int, trained: TrainedRun) -> None:
 
 
 def test_spans_of_a_captured_run_are_of_its_last_steps() -> None:
-    trained = recorded(eager=False)
+    trained = recorded(eager=False, pins=SPLIT)
     assert trained.run.driver.captured
+    losses = trained.totals[:, 0]
+    assert_equal_to_a_single_device("llama", losses, trained.run.values, STEPS)
     assert_spans_are_of_steps_from(STEPS - TRACED_STEPS, trained)
 
 
 def test_spans_of_an_eager_run_lie_in_all_its_steps_in_the_order_of_their_queues() -> None:
-    trained = recorded(eager=True)
+    trained = recorded(eager=True, pins=STAGES)
     assert not trained.run.driver.captured
     assert_spans_are_of_steps_from(0, trained)
     for recording in trained.recordings:
@@ -77,7 +80,7 @@ def test_spans_of_an_eager_run_lie_in_all_its_steps_in_the_order_of_their_queues
 )
 def test_prediction_and_measurement_are_joined(backend, traced, monkeypatch):
     emulate_gpus(monkeypatch)
-    plan, _, actors = planned("llama", "fp32", SPLIT)
+    plan, _, actors = planned("llama", "fp32", STAGES)
     told = []
     watched = Supervision(progress=lambda *progress: told.append(progress))
     measured = on_gpu(plan, STEPS, trace=True, backend=backend, supervision=watched)

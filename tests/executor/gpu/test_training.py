@@ -23,12 +23,14 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 ALONE = ("gpt", "llama", "bert", "resnet", "wide-deep", "mixtral")
 LIBRARY, OURS = 0, -1  # options of choices
-# The loss scale, which fp16 adds to bf16, is the same for every family.
-NARROW = [*((model, "bf16") for model in ALONE), *((model, "fp16") for model in ("gpt", "resnet"))]
+# A GPT of two layers is trained in bf16 by either option in `test_padded_rows.py`. The loss scale,
+# which fp16 adds to bf16, is the same for every family.
+NARROW = [*((model, "bf16") for model in ALONE if model != "gpt"), ("llama", "fp16")]
+TRIED = ("bert", "resnet", "mixtral")  # all there is to choose from: products, attention, images
 
 
 @pytest.mark.parametrize(
-    ("model", "option"), [*((model, LIBRARY) for model in ALONE), ("gpt", OURS)]
+    ("model", "option"), [(model, OURS if model == "gpt" else LIBRARY) for model in ALONE]
 )
 def test_training_in_float32_is_off_by_rounding_alone(model, option):
     trained = train(model, "fp32", device=EmulatedDevice(option=option))
@@ -64,7 +66,7 @@ def test_training_in_16_bits_is_off_by_rounding_captured_or_eager_and_with_ways_
     history = trained.run.regions.history(0)[:STEPS]
     assert (history[:, 3] > 1).all() == (precision == "fp16")
     assert history[:, 4].all(), "a step was skipped"
-    if precision == "bf16":
+    if precision == "bf16" and model in TRIED:
         device = TryingDevice()
         eager = train(model, precision, device=device, eager=True, spans=True)
         assert not eager.run.driver.captured
@@ -81,25 +83,33 @@ def test_kernels_of_a_step_touch_only_what_is_allocated_and_meet_at_barriers():
     assert_off_by_rounding_alone(trained.totals, "mixtral", "fp32")
 
 
-PARALLEL = [
-    ("gpt", {"tp": 2, "pp": 2}),
+EVERYWHERE = [
     ("llama", {"dp": 2, "tp": 2, "sequence_parallel": True}),
     ("llama", {"cp": 2}),
     ("mixtral", {"dp": 2, "ep": 2, "zero": 1}),
-    ("gpt", {"dp": 2, "zero": 3}),
-    ("bert", {"dp": 2}),
     ("resnet", {"dp": 2}),
-    ("resnet", {"pp": 2}),
     ("wide-deep", {"tp": 2}),
     ("face", {"dp": 2, "tp": 2}),
     ("t5", {"pp": 2}),
     ("deepseek", {"dp": 2, "pp": 2, "ep": 2}),
 ]
-OFFLOADED = ("wide-deep", {"dp": 2, "offload": "optimizer"})
+PARALLEL = [  # of a GPU (`tests/gpu/test_training.py`)
+    *EVERYWHERE,
+    ("gpt", {"tp": 2, "pp": 2}),
+    ("gpt", {"dp": 2, "zero": 3}),
+    ("bert", {"dp": 2}),
+    ("resnet", {"pp": 2}),
+]
+# `test_timeline.py` does the same for tp and pp at once.
+EMULATED = [
+    *EVERYWHERE,
+    ("bert", {"dp": 2, "zero": 3}),
+    ("wide-deep", {"dp": 2, "offload": "optimizer"}),
+]
 
 
 @pytest.mark.parametrize(
-    ("model", "pins"), [*PARALLEL, OFFLOADED], ids=lambda x: x if isinstance(x, str) else str(x)
+    ("model", "pins"), EMULATED, ids=lambda x: x if isinstance(x, str) else str(x)
 )
 def test_ranks_on_one_device_equal_a_single_device(model, pins):
     device = EmulatedDevice(len(pins), option=LIBRARY)

@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -82,6 +83,12 @@ def two_nodes() -> Plan:
     return msgspec.structs.replace(plan, cluster=cluster)
 
 
+@cache
+def on_one_machine() -> list[float]:
+    """Losses of a run that nothing befalls."""
+    return list(execute(data_parallel_pipeline(), steps=12).losses)
+
+
 def after(step: int, act: Callable[[], None]) -> Callable[[int, float], None]:
     """Progress that does something once, after a step."""
     left = [act]
@@ -95,7 +102,7 @@ def after(step: int, act: Callable[[], None]) -> Callable[[int, float], None]:
 
 def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: Path) -> None:
     """To the bit; checkpoints that they write together go on here, and the command listens once."""
-    expected = execute(data_parallel_pipeline(), steps=6).losses
+    expected = on_one_machine()[:6]
     told: list[str] = []
     checkpoint = tmp_path / "saved"
     over_hosts = execute(
@@ -105,14 +112,12 @@ def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: P
         saving=Saving(folder=checkpoint),
         supervision=Supervision(hosts=hosts_in(network, 2), noted=told.append),
     )
-    assert over_hosts.losses == expected[:4]
+    assert list(over_hosts.losses) == expected[:4]
     assert len(told) == 1
     assert told[0].startswith(f"listening on {network.address}:")
     assert {span.rank for span in over_hosts.trace.spans} == {0, 1, 2, 3}
-    assert (
-        execute(two_nodes(), steps=2, saving=Saving(folder=checkpoint, resume=True)).losses
-        == expected[4:]
-    )
+    resumed = execute(two_nodes(), steps=2, saving=Saving(folder=checkpoint, resume=True))
+    assert list(resumed.losses) == expected[4:]
 
 
 SRUN = """#!/bin/bash
@@ -133,7 +138,7 @@ wait
 """
 
 
-def test_slurm_starts_an_agent_on_every_node_of_the_job(
+def test_slurm_starts_an_agent_on_every_node_and_a_rank_that_is_killed_there_is_named(
     network: NetworkHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over_ssh = hosts_in(network, 2)
@@ -148,20 +153,10 @@ def test_slurm_starts_an_agent_on_every_node_of_the_job(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "some[1-2]")
     hosts = hosts_of("slurm", address=network.address)
     measured = execute(two_nodes(), steps=2, supervision=Supervision(hosts=hosts))
-    assert measured.losses == execute(data_parallel_pipeline(), steps=2).losses
-    killed = after(1, lambda: os.kill(ranks()[1], signal.SIGKILL))
-    with pytest.raises(RankFailedError, match=r"^rank 1: the process ended: Killed"):
-        execute(two_nodes(), steps=STEPS, supervision=Supervision(hosts=hosts, progress=killed))
-
-
-def test_a_rank_that_is_killed_on_another_host_is_named(network: NetworkHosts) -> None:
-    killed = after(3, lambda: os.kill(ranks()[3], signal.SIGKILL))
+    assert list(measured.losses) == on_one_machine()[:2]
+    killed = after(1, lambda: os.kill(ranks()[3], signal.SIGKILL))
     with pytest.raises(RankFailedError, match=r"^rank 3: the process ended: Killed"):
-        execute(
-            two_nodes(),
-            steps=STEPS,
-            supervision=Supervision(hosts=hosts_in(network, 2), progress=killed),
-        )
+        execute(two_nodes(), steps=STEPS, supervision=Supervision(hosts=hosts, progress=killed))
 
 
 def test_a_rank_that_is_stopped_on_another_host_is_named(network: NetworkHosts) -> None:
@@ -178,23 +173,22 @@ def test_a_host_that_is_cut_off_is_named_and_a_spare_takes_its_place(
     network: NetworkHosts, tmp_path: Path
 ) -> None:
     """Losses are those of a run that nothing befell; what runs on the lost host ends by itself."""
-    expected = execute(data_parallel_pipeline(), steps=40).losses
     told: list[str] = []
     try:
         measured = execute(
             two_nodes(),
-            steps=40,
+            steps=12,
             saving=Saving(folder=tmp_path / "saved", every=2),
             supervision=Supervision(
                 hosts=hosts_in(network, 3),
                 restarts=1,
-                progress=after(8, network[1].cut),
+                progress=after(4, network[1].cut),
                 noted=told.append,
             ),
         )
     finally:
         network[1].mend()
-    assert measured.losses == expected
+    assert list(measured.losses) == on_one_machine()
     [restart] = measured.restarts
     assert (restart.host, restart.rank) == (network[1].name, 2)
     name = network[1].name
@@ -214,10 +208,10 @@ def test_a_lost_host_without_a_spare_is_planned_around(
         cluster = msgspec.structs.replace(plan.cluster, devices_per_node=4, nodes=1)
         return msgspec.structs.replace(smaller, cluster=cluster)
 
-    killed = after(5, lambda: os.kill(agent_of(network[0].name), signal.SIGKILL))
+    killed = after(3, lambda: os.kill(agent_of(network[0].name), signal.SIGKILL))
     measured = execute(
         two_nodes(),
-        steps=20,
+        steps=12,
         saving=Saving(folder=tmp_path / "saved", every=2),
         supervision=Supervision(
             hosts=hosts_in(network, 2), restarts=1, replan=replan, progress=killed
@@ -225,9 +219,7 @@ def test_a_lost_host_without_a_spare_is_planned_around(
     )
     assert asked == [1]
     assert [restart.nodes for restart in measured.restarts] == [1]
-    assert measured.losses == pytest.approx(
-        execute(data_parallel_pipeline(), steps=20).losses, rel=1e-5
-    )
+    assert measured.losses == pytest.approx(on_one_machine(), rel=1e-5)
 
 
 def agent_of(host: str) -> int:

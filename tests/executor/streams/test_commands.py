@@ -11,19 +11,24 @@ from tests.actor_graphs import random_actor_graph
 from tests.executor.streams.buffers import actor as an_actor
 from tests.executor.streams.buffers import graph, one_producer, program, register, two_sends
 
-SEEDS = range(120)
+SEEDS = range(40)
 
 
 def every_rank(actor_graph: ActorGraph) -> range:
     return range(actor_graph.ranks)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all(seed: int) -> None:
-    actor_graph = random_actor_graph(seed)
-    for rank in every_rank(actor_graph):
-        validate(actor_graph, command_buffer(actor_graph, (rank,)))
-    validate(actor_graph, command_buffer(actor_graph, every_rank(actor_graph)))
+def test_buffers_of_random_graphs_are_valid_for_one_rank_and_for_all() -> None:
+    complaints = []
+    for seed in SEEDS:
+        actor_graph = random_actor_graph(seed)
+        joint = every_rank(actor_graph)
+        for ranks in (*((rank,) for rank in joint), joint):
+            try:
+                validate(actor_graph, command_buffer(actor_graph, ranks))
+            except ExecutorError as error:
+                complaints.append((seed, ranks, str(error)))
+    assert complaints == []
 
 
 def test_a_filled_input_and_a_free_slot_are_waits_and_stream_order_is_none() -> None:

@@ -23,20 +23,17 @@ FEW, SAMPLED = 6, 3  # waits of a program
 # These are every family, kind of parallelism, and case of recomputation and offload in one of both.
 DEFAULT = (
     *("llama dp2 tp2", "mistral cp2 ringFalse", "mpt dp4 zero3-hybrid", "mixtral dp4 ep2"),
-    *("deepseek dp2 pp2 ep2", "deepseek dp2 tp2 ep4", "bert dp2 tp2", "t5 tp2 pp2"),
-    *("vit dp2 pp2", "resnet pp2", "resnet dp4", "wide-deep tp2", "face dp2 tp2"),
-    *("gpt: dp x tp", "gpt: pp", "gpt: dp x tp x pp", "gpt: gpipe", "gpt: zero bubble"),
-    *("gpt: interleaved pp", "gpt: sequence-parallel tp", "gpt: context parallelism", "gpt: ring"),
-    *("gpt: vocabulary-parallel loss", "gpt: ZeRO 1 over two axes", "gpt: ZeRO 2", "gpt: ZeRO 3"),
+    *("deepseek dp2 pp2 ep2", "t5 tp2 pp2", "vit dp2 pp2", "resnet dp4", "wide-deep tp2"),
+    *("face dp2 tp2", "gpt: pp", "gpt: gpipe", "gpt: zero bubble", "gpt: interleaved pp"),
+    *("gpt: sequence-parallel tp", "gpt: ring", "gpt: vocabulary-parallel loss"),
+    *("gpt: ZeRO 1 over two axes", "gpt: ZeRO 2", "gpt: ZeRO 3"),
     *("recomputed: 1f1b", "recomputed: sequence-parallel tp", "recomputed: experts"),
-    *("recomputed: batch norm", "offloaded: interleaved", "offloaded: zero bubble"),
-    *("offloaded: dp with dropout", "offloaded: ZeRO 3"),
+    *("offloaded: interleaved", "offloaded: dp with dropout", "offloaded: ZeRO 3"),
 )
-SPLIT = ("llama dp2 tp2", "t5 tp2 pp2", "gpt: zero bubble", "gpt: ZeRO 3")
+SPLIT = ("llama dp2 tp2", "t5 tp2 pp2", "gpt: zero bubble", "offloaded: ZeRO 3")
 TRAINED = (
-    *("gpt: dp x tp", "gpt: pp", "gpt: interleaved pp", "gpt: ZeRO 3"),
-    *("mixtral dp4 ep2", "deepseek dp2 pp2 ep2", "resnet pp2", "resnet dp4", "wide-deep tp2"),
-    *("recomputed: 1f1b", "recomputed: sequence-parallel tp"),
+    *("gpt: pp", "gpt: interleaved pp", "mixtral dp4 ep2", "deepseek dp2 pp2 ep2", "resnet dp4"),
+    *("wide-deep tp2", "recomputed: 1f1b", "recomputed: sequence-parallel tp"),
     *("offloaded: interleaved", "offloaded: ZeRO 3"),
 )
 

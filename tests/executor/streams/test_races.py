@@ -18,13 +18,16 @@ from tests.executor.streams.buffers import (
     without,
 )
 
-SEEDS = range(120)
+SEEDS = range(40)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_random_graphs_have_no_races(seed: int) -> None:
-    actor_graph = random_actor_graph(seed)
-    assert find_races(actor_graph, command_buffer(actor_graph, range(actor_graph.ranks))) == []
+def test_random_graphs_have_no_races() -> None:
+    graphs = {seed: random_actor_graph(seed) for seed in SEEDS}
+    races = {
+        seed: find_races(actor_graph, command_buffer(actor_graph, range(actor_graph.ranks)))
+        for seed, actor_graph in graphs.items()
+    }
+    assert not any(races.values()), races
 
 
 @pytest.mark.parametrize(("slots", "firings", "initial"), [(2, 1, 1), (3, 2, 1), (4, 2, 3)])
@@ -33,14 +36,17 @@ def test_what_one_step_leaves_to_the_next_is_whole(slots: int, firings: int, ini
     assert find_races(actor_graph, command_buffer(actor_graph, (0,))) == []
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_without_any_one_wait_a_random_graph_has_a_race(seed: int) -> None:
-    actor_graph = random_actor_graph(seed)
-    for rank_program in actor_graph.programs:
-        buffer = command_buffer(actor_graph, rank_program.ranks[:1])
-        for number, wait in waits_of(buffer):
-            races = find_races(actor_graph, without(buffer, number, wait))
-            assert any(number in race.commands for race in races)
+def test_without_any_one_wait_a_random_graph_has_a_race() -> None:
+    unnoticed = []
+    for seed in SEEDS:
+        actor_graph = random_actor_graph(seed)
+        for rank_program in actor_graph.programs:
+            buffer = command_buffer(actor_graph, rank_program.ranks[:1])
+            for number, wait in waits_of(buffer):
+                races = find_races(actor_graph, without(buffer, number, wait))
+                if not any(number in race.commands for race in races):
+                    unnoticed.append((seed, rank_program.name, number, wait))
+    assert unnoticed == []
 
 
 def shared(kind: str = "activation") -> ActorGraph:

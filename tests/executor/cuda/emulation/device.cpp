@@ -37,14 +37,17 @@ enum State { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, ENDED };
 jmp_buf resume[THREADS_MAX], scheduler;
 ucontext_t start[THREADS_MAX];
 char* stacks;
-bool begun[THREADS_MAX], failed;
+bool begun[THREADS_MAX], failed;  // a fiber that has begun waits for the next block
+dim3 places[THREADS_MAX];         // of threads in a block of `placed`
+dim3 placed;
 State state[THREADS_MAX];
 int current, count, ended;
 int arrived_block, arrived_warp[WARP];
 uint16_t block_round, warp_round[WARP];  // barriers that order memory, so far
 void *block_site, *warp_site[WARP];      // where the first to arrive came from
 int ready[WARP][WARP], ready_count[WARP];
-char exchanged[THREADS_MAX][32];
+char exchanged[2][THREADS_MAX][32];
+bool turn[THREADS_MAX];  // which half the thread's next exchange goes by
 struct Pending { char* to; const char* from; size_t size; bool there; int group; };
 std::vector<Pending> pending[THREADS_MAX];  // copies that are under way
 int groups[THREADS_MAX];                    // of copies, that a thread has closed
@@ -70,6 +73,7 @@ void fail(const char* format, ...) {
   snprintf(message + length, sizeof message - length, " (block %u %u %u, thread %u %u %u)",
            at.block.x, at.block.y, at.block.z, at.thread.x, at.thread.y, at.thread.z);
   failed = true;
+  memset(begun, 0, sizeof begun);  // fibers stay where they are
   _longjmp(scheduler, 1);
 }
 
@@ -88,16 +92,16 @@ void wait_as(State as) {
 }
 
 void trampoline() {
-  body(arguments);
-  state[current] = ENDED;
-  ended++;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    body(arguments);
+    ended++;
+    wait_as(ENDED);
+  }
 }
 
 void go_on(int thread) {
-  const dim3& size = emulated_place.block_dim;
   current = thread;
-  emulated_place.thread = {thread % size.x, thread / size.x % size.y, thread / (size.x * size.y)};
+  emulated_place.thread = places[thread];
   if (_setjmp(scheduler)) return;
   if (begun[thread]) _longjmp(resume[thread], 1);
   begun[thread] = true;
@@ -121,6 +125,7 @@ void report_waiting() {
            count, at_block, at_warp, ended, emulated_place.block.x, emulated_place.block.y,
            emulated_place.block.z);
   failed = true;
+  memset(begun, 0, sizeof begun);
 }
 
 // In half of the blocks a warp runs as far as it can before another does.
@@ -131,7 +136,7 @@ void run_block() {
   block_round = 0;
   for (int w = 0; w < warps; w++) arrived_warp[w] = warp_round[w] = ready_count[w] = 0;
   for (int thread = 0; thread < count; thread++) {
-    begun[thread] = false;
+    turn[thread] = false;
     pending[thread].clear();
     groups[thread] = 0;
     make_ready(thread);
@@ -321,25 +326,26 @@ void emulated_exchange(unsigned mask, const void* value, size_t size, int from, 
   check_mask(mask);
   void* site = __builtin_return_address(0);
   int first = current / WARP * WARP;
-  memcpy(exchanged[current], value, size);
+  char(*all)[32] = exchanged[turn[current] ^= true];
+  memcpy(all[current], value, size);
   warp_barrier(false, site);
-  memcpy(found, exchanged[first + from], size);
-  warp_barrier(false, site);
+  memcpy(found, all[first + from], size);
 }
 
 int emulated_lane() { return current % WARP; }
 
 // ---- matrix units ----
 
-// Every lane of the warp gets what every lane gives: lane after lane.
+// Every lane of the warp gets what every lane gives: lane after lane. Who gives again before others
+// have read writes into the other half, and cannot be ahead by more.
 static void gather(const void* value, size_t size, void* all, void* site) {
   int first = current / WARP * WARP;
-  memcpy(exchanged[current], value, size);
+  char(*given)[32] = exchanged[turn[current] ^= true];
+  memcpy(given[current], value, size);
   warp_barrier(false, site);
   for (int lane = 0; lane < WARP; lane++) {
-    memcpy((char*)all + lane * size, exchanged[first + lane], size);
+    memcpy((char*)all + lane * size, given[first + lane], size);
   }
-  warp_barrier(false, site);
 }
 
 bool emulated_any(unsigned mask, bool predicate) {
@@ -445,6 +451,12 @@ const char* emulated_run(const unsigned* grid, const unsigned* block, void (*ker
   }
   if (threads % WARP) return "a block that does not have whole warps";
   count = (int)threads;
+  if (memcmp(&placed, &place.block_dim, sizeof placed)) {
+    placed = place.block_dim;
+    for (unsigned i = 0; i < threads; i++) {
+      places[i] = {i % block[0], i / block[0] % block[1], i / (block[0] * block[1])};
+    }
+  }
   body = kernel;
   arguments = given;
   image = of;
