@@ -18,7 +18,9 @@ from millrace.planner.signatures import split_labels
 from tests.plan_requests import plan_of
 from tests.small_models import gpt_of
 
-GPT = gpt_of(4, 8192, 64, vocab=51200, positions=2048, precision="bf16")
+GPT, DEEPER = (
+    gpt_of(layers, 8192, 64, vocab=51200, positions=2048, precision="bf16") for layers in (2, 4)
+)
 REPLICATED = gpt_of(12, 4096, 32, vocab=8192, positions=1024, precision="bf16")
 EXPERTS = ModelSpec(
     name="decoder", family="decoder", seq_len=2048, precision="bf16",
@@ -181,7 +183,7 @@ def test_experts_are_split_and_tokens_exchanged_by_all_to_all() -> None:
 
 
 def test_tensor_parallelism_stays_inside_the_nodes_nvlink() -> None:
-    plan, graph = planned(GPT, "h100-sxm-80gb:4x2", 16)
+    plan, graph = planned(DEEPER, "h100-sxm-80gb:4x2", 16)
     roles_by_axis = axis_roles(plan, graph)
     assert any("tp" in axis_role_names for axis_role_names in roles_by_axis)
     sizes = plan.mesh.sizes

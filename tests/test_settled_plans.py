@@ -32,7 +32,7 @@ def test_what_is_thought_of_a_pipeline_is_what_is_simulated(schedule: str):
         assert plan.cost_bytes == pytest.approx(plan.laid_out_bytes, rel=MEMORY)
 
 
-@pytest.mark.parametrize("pins", [{"pp": 1}, {"pp": 4}], ids=str)
+@pytest.mark.parametrize("pins", [{"pp": 1, "cp": 1}, {"pp": 4}], ids=str)
 def test_plans_that_memory_is_short_for_fit_once_compiled(pins: dict[str, object]):
     plans = compared(**pins, limit=12 * 2**30)
     assert plans

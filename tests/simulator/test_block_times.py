@@ -1,5 +1,6 @@
 """Times of blocks, measured on one plan: the step of that plan, and of other divisions."""
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -41,11 +42,12 @@ EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
 }
 
 
+@cache
 def planned(schedule: str, spec: ModelSpec | None = None, tp: int = 1) -> Plan:
     spec = spec or ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
     rows = SCHEDULES[schedule]
     pins = Pins(dp=2 // tp, tp=tp, pp=4, micro_batch=8 // tp, schedule=schedule, interleave=rows)
-    return plan_of(spec, "a100-sxm-80gb:8x1", 256, pins=pins)
+    return plan_of(spec, "a100-sxm-80gb:8x1", 256, max_gap=5.0, pins=pins)
 
 
 def redivided(plan: Plan, counts: tuple[int, ...]) -> Plan:

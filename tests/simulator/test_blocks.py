@@ -5,6 +5,7 @@ import pytest
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
+from millrace.planner.memory import plan_memory
 from millrace.simulator import predict, simulate
 from millrace.simulator.block_fidelity import by_block, shared
 from millrace.simulator.stage_fidelity import stage_graph
@@ -44,10 +45,11 @@ def test_a_part_becomes_its_blocks_and_takes_as_long(mode: str) -> None:
 
 def test_jitter_of_blocks_evens_out_within_a_part() -> None:
     plan = data_parallel_pipeline()
-    calm = predict(plan, fidelity="stage").step_time_ns
+    shared_work = {"stages": stage_graph(plan), "memory": plan_memory(plan), "spans": False}
+    calm = predict(plan, fidelity="stage", **shared_work).step_time_ns
     stage, block = (
         sum(
-            predict(plan, fidelity=fidelity, jitter=0.2, seed=seed).step_time_ns
+            predict(plan, fidelity=fidelity, jitter=0.2, seed=seed, **shared_work).step_time_ns
             for seed in range(24)
         )
         / 24

@@ -103,25 +103,20 @@ OVERLAPS = (0.0, 0.35, 0.8)
 
 
 @pytest.mark.parametrize(
-    ("seed", "overlap"),
-    [
-        pytest.param(
-            seed, overlap, marks=() if overlap == OVERLAPS[seed % 3] else pytest.mark.exhaustive
-        )
-        for seed in range(42)
-        for overlap in OVERLAPS
-    ],
+    "first", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2))]
 )
-def test_random_graphs_are_never_faster_for_it_folded_or_not(seed: int, overlap: float) -> None:
-    graph = random_actor_graph(seed)
-    random = Random(seed)
-    ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
-    free = simulate(graph, GPU, durations_ns=ns)
-    slow = simulate(graph, cluster_with_launches(200, overlap), durations_ns=ns)
-    every = simulate(graph, cluster_with_launches(200, overlap), durations_ns=ns, folded=False)
-    assert slow.trace.step_end_ns[0][-1] >= free.trace.step_end_ns[0][-1]
-    assert every.step_time_ns == slow.step_time_ns
-    assert every.trace.step_times_ns() == slow.trace.step_times_ns()
+def test_random_graphs_are_never_faster_for_it_folded_or_not(first: int) -> None:
+    for seed in range(42):
+        graph = random_actor_graph(seed)
+        random = Random(seed)
+        paced = cluster_with_launches(200, OVERLAPS[(seed + first) % 3])
+        ns = [[random.randrange(1, 1000) for _ in program.actors] for program in graph.programs]
+        free = simulate(graph, GPU, durations_ns=ns)
+        slow = simulate(graph, paced, durations_ns=ns)
+        every = simulate(graph, paced, durations_ns=ns, folded=False)
+        assert slow.trace.step_end_ns[0][-1] >= free.trace.step_end_ns[0][-1], seed
+        assert every.step_time_ns == slow.step_time_ns, seed
+        assert every.trace.step_times_ns() == slow.trace.step_times_ns(), seed
 
 
 def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
@@ -129,13 +124,14 @@ def under(plan: Plan, host_ns: int, overlap: float) -> Plan:
 
 
 LIGHT, BOUND, CONTENDED = (5_000, 1.0), (100_000, 1.0), (20_000, 0.7)
-# These are all plans where launches and collectives both matter, and so many where only one of them
-# does that every schedule, every ZeRO level and every family meets either.
+# Every plan is paced in one way, mostly where launches and collectives both matter; either matters
+# alone in a plan of one stage and of several.
+LIGHTLY, BOUNDED = ("ZeRO 1", "gpipe", "encoder and decoder"), ("one device", "zb-h1", "experts")
 PACED = {
-    *((name, CONTENDED) for name in CASES),
-    *((name, LIGHT) for name in ("ZeRO 1", "ZeRO 3 on stages", "gpipe", "tp and sequence")),
-    ("encoder and decoder", LIGHT),
-    *((name, BOUND) for name in ("one device", "ZeRO 2", "zb-h1", "interleaved", "experts")),
+    *((name, CONTENDED) for name in CASES if name not in (*LIGHTLY, *BOUNDED)),
+    *((name, LIGHT) for name in LIGHTLY),
+    *((name, BOUND) for name in BOUNDED),
+    ("encoder and decoder", CONTENDED),  # the worst of all
 }
 
 
@@ -155,14 +151,16 @@ def test_stages_agree_with_ops_and_forecasts_with_events(
 ) -> None:
     plan = under(planned(name), *pacing)
     fine = predict(plan, fidelity="op", spans=False)
-    merged = predict(plan, fidelity="block", spans=False)
-    coarse = predict(plan, fidelity="stage", spans=False)
+    memory, stages = plan_memory(plan), stage_graph(plan)
+    merged, coarse = (
+        predict(plan, fidelity=fidelity, spans=False, memory=memory, stages=stages)
+        for fidelity in ("block", "stage")
+    )
     assert merged.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.021)
     assert coarse.step_time_ns == pytest.approx(fine.step_time_ns, rel=0.02)
-    quick = predict_fast(plan, plan_memory(plan))
+    quick = predict_fast(plan, memory)
     assert quick.step_time_ns == fine.step_time_ns
     assert quick.bubble_fraction == pytest.approx(fine.bubble_fraction, rel=1e-12)
-    stages = stage_graph(plan)
     steady = steady_step(stages.coarse, stages.table)
     assert steady is not None
     assert steady.step_time_ns == pytest.approx(coarse.step_time_ns, rel=0.002)
@@ -221,7 +219,7 @@ def test_a_collective_of_activations_is_launched_before_what_reads_it() -> None:
 def test_less_overlap_takes_longer(name: str) -> None:
     step_times_ns = [
         predict(under(planned(name), 0, overlap), spans=False).step_time_ns
-        for overlap in (1.0, 0.9, 0.5, 0.0)
+        for overlap in (1.0, 0.9, 0.0)
     ]
     assert step_times_ns == sorted(set(step_times_ns))
 

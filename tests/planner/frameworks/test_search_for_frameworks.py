@@ -16,7 +16,7 @@ from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.search import SearchRequest, search
-from tests.plan_requests import request_of
+from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
 
 GPT = gpt_of(6, 32, 4, vocab=64, positions=16)
@@ -26,7 +26,7 @@ RESTRICTED = ("megatron-core", "megatron-2021", "torchtitan", "deepspeed", "nano
 def asked(name: str, devices: int = 8, **choices: Any) -> SearchRequest:
     """Request for a plan that a framework runs."""
     cluster = replace(local_cluster(devices, cores=2, memory_bytes=2**33), software=framework(name))
-    return request_of(GPT, cluster, 16, runs=capabilities(name), **choices)
+    return request_of(GPT, cluster, 16, runs=capabilities(name), **{"max_gap": NEAR, **choices})
 
 
 @pytest.mark.parametrize("name", RESTRICTED)
@@ -81,19 +81,18 @@ def test_where_memory_is_short_all_layers_have_one_mode(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["megatron-core", "torchtitan"])
 def test_experts_are_split_over_whole_axes(name: str) -> None:
-    request = replaced(asked(name), model=model_spec("mixtral-demo"))
-    plan = search(request)
+    plan = search(replaced(asked(name, 4), model=model_spec("mixtral-demo")))
     assert not unrunnable(plan, capabilities(name))
 
 
-EXPERTS = parse_cluster("h100-sxm-80gb:8x1")
+EXPERTS = parse_cluster("h100-sxm-80gb:4x1")
 
 
 def asked_of_experts(name: str, **choices: Any) -> SearchRequest:
     """Request for a mixture of experts on devices that have every dispatcher."""
     cluster = replace(EXPERTS, software=framework(name))
     model = model_spec("mixtral-demo", precision="bf16")
-    return request_of(model, cluster, 16, runs=capabilities(name), **choices)
+    return request_of(model, cluster, 8, runs=capabilities(name), **{"max_gap": NEAR, **choices})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_pins_beyond_a_framework_are_refused(name: str, pins: dict[str, Any], wo
 
 
 def test_what_a_framework_cannot_run_is_named() -> None:
-    plan = search(request_of(GPT, 4, 16, pp=4, schedule="zb-h1"))
+    plan = search(request_of(GPT, 4, 16, pp=4, schedule="zb-h1", max_gap=NEAR))
     runs = capabilities("megatron-core")
     assert any(fault.startswith("schedule zb-h1") for fault in unrunnable(plan, runs))
     assert not unrunnable(plan, EVERYTHING)
@@ -200,7 +199,7 @@ def test_layers_that_do_not_divide_are_fewer_on_the_ends() -> None:
 def test_where_nothing_fits_the_answer_says_what_is_short() -> None:
     cluster = replace(parse_cluster("a100:1x1"), software=framework("megatron-core"))
     runs = capabilities("megatron-core")
-    request = request_of(model_spec("gpt2-small"), cluster, 64, runs=runs)
+    request = request_of(model_spec("gpt2-small"), cluster, 64, runs=runs, max_gap=NEAR)
     with pytest.raises(InfeasibleError, match=r"It fits with"):
         search(replaced(request, memory_limit_bytes=2**30))
 
@@ -209,7 +208,9 @@ def test_where_nothing_fits_the_answer_says_what_is_short() -> None:
 def test_state_goes_to_the_host_only_where_the_framework_can(name: str, offload: str) -> None:
     cluster = replace(parse_cluster("a100:1x1"), software=framework(name))
     model = replace(model_spec("gpt2-small"), precision="bf16")
-    request = request_of(model, cluster, 64, runs=capabilities(name), memory_limit_bytes=2**31)
+    request = request_of(
+        model, cluster, 64, runs=capabilities(name), memory_limit_bytes=2**31, max_gap=NEAR
+    )
     if offload:
         plan = search(request)
         assert plan.offload == offload

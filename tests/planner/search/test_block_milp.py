@@ -39,49 +39,51 @@ def prices_of(seed: int) -> FigurePrices:
     )
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_the_cost_equals_brute_force_on_random_tables(seed: int) -> None:
-    tables = random_tables(seed, forward=seed % 3 > 0)
-    single_row = single(tables, 0)
-    assert single_row is not None
-    prices = prices_of(seed)
-    solution = solve(single_row, prices)
-    expected = optimum(tables, prices.vector)
-    assert solution.cost == pytest.approx(expected, rel=1e-9)
-    assert solution.bound == pytest.approx(expected, rel=1e-6)
-    figures = by_hand(single_row, solution.options)
-    assert figures is not None
-    assert solution.figures == tuple(figures.tolist())
+def test_the_cost_equals_brute_force_on_random_tables() -> None:
+    for seed in range(25):
+        tables = random_tables(seed, forward=seed % 3 > 0)
+        single_row = single(tables, 0)
+        assert single_row is not None, seed
+        prices = prices_of(seed)
+        solution = solve(single_row, prices)
+        expected = optimum(tables, prices.vector)
+        assert solution.cost == pytest.approx(expected, rel=1e-9), seed
+        assert solution.bound == pytest.approx(expected, rel=1e-6), seed
+        figures = by_hand(single_row, solution.options)
+        assert figures is not None, seed
+        assert solution.figures == tuple(figures.tolist()), seed
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_the_integer_program_alone_agrees(seed: int) -> None:
-    single_row = single(random_tables(seed, choices=5, forward=seed % 2 > 0), 0)
-    assert single_row is not None
-    prices = prices_of(seed)
-    answer = solve_program(single_row, prices)
-    assert answer is not None
-    figures = by_hand(single_row, answer[0])
-    assert figures is not None
-    expected = optimum(single_row, prices.vector)
-    assert float(figures @ prices.vector) == pytest.approx(expected, rel=1e-9)
-    assert answer[1] <= expected * (1 + 1e-6)
+def test_the_integer_program_alone_agrees() -> None:
+    for seed in range(12):
+        single_row = single(random_tables(seed, choices=5, forward=seed % 2 > 0), 0)
+        assert single_row is not None, seed
+        prices = prices_of(seed)
+        answer = solve_program(single_row, prices)
+        assert answer is not None, seed
+        figures = by_hand(single_row, answer[0])
+        assert figures is not None, seed
+        expected = optimum(single_row, prices.vector)
+        assert float(figures @ prices.vector) == pytest.approx(expected, rel=1e-9), seed
+        assert answer[1] <= expected * (1 + 1e-6), seed
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_a_binding_memory_row_equals_brute_force(seed: int) -> None:
-    tables = single(random_tables(seed), 0)
-    assert tables is not None
-    prices = FigurePrices(microbatch=2.0, step=1.0)
-    weights = MemoryRow(inflight=2, limit_bytes=0).weights
-    free = solve(tables, prices)
-    least = min(float(figures @ weights) for figures in solutions(tables).values())
-    limit = int((least + float(np.array(free.figures) @ weights)) // 2)
-    memory = MemoryRow(inflight=2, limit_bytes=limit)
-    solution = solve(tables, prices, memory)
-    assert solution.cost == pytest.approx(optimum(tables, prices.vector, memory), rel=1e-9)
-    assert solution.bound <= solution.cost
-    assert np.array(solution.figures) @ weights <= limit
+def test_a_binding_memory_row_equals_brute_force() -> None:
+    for seed in range(25):
+        tables = single(random_tables(seed), 0)
+        assert tables is not None, seed
+        prices = FigurePrices(microbatch=2.0, step=1.0)
+        weights = MemoryRow(inflight=2, limit_bytes=0).weights
+        free = solve(tables, prices)
+        least = min(float(figures @ weights) for figures in solutions(tables).values())
+        limit = int((least + float(np.array(free.figures) @ weights)) // 2)
+        memory = MemoryRow(inflight=2, limit_bytes=limit)
+        solution = solve(tables, prices, memory)
+        assert solution.cost == pytest.approx(optimum(tables, prices.vector, memory), rel=1e-9), (
+            seed
+        )
+        assert solution.bound <= solution.cost, seed
+        assert np.array(solution.figures) @ weights <= limit, seed
 
 
 @pytest.mark.parametrize(("seed", "share"), [(20, 0.2), (20, 0.5), (78, 0.5)])

@@ -38,6 +38,7 @@ from tests.planner.search.enumerated_blocks import WEIGHT
 from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 from tests.planner.search.test_exact import drawn_cluster
+from tests.small_models import small
 
 PINS: tuple[dict[str, object], ...] = ({}, {"tp": 2}, {"dp": 2}, {"dp": 2, "zero": 3})
 
@@ -126,9 +127,8 @@ def test_every_cut_lies_below_every_variant(seed: int) -> None:
 @cache
 def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTables, int]]:
     """Template tables of some candidates of a question, with their rows."""
-    request = request_of(
-        model_spec(model, seq_len=None if model == "resnet-50" else 256), drawn_cluster(4, 3), pp=1
-    )
+    spec = small("resnet") if model == "resnet" else model_spec(model, seq_len=256)
+    request = request_of(spec, drawn_cluster(4, 3), pp=1)
     evaluator, graph, candidates = searched_candidates(request)
     cases = []
     for mode in ("none", "selective"):
@@ -142,7 +142,7 @@ def restricted(model: str) -> list[tuple[Evaluator, Candidate, str, TemplateTabl
     return cases
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet"])
 def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
     """Figures of any options, legal or not, are the same by a template's tables and by all."""
     rng = np.random.default_rng(5)
@@ -170,7 +170,7 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
                     assert each[BETWEEN] == pytest.approx(weight + between, abs=1)
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet"])
 def test_edges_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
     """Nor less where all readers find it in one layout."""
     rng = np.random.default_rng(6)
@@ -190,7 +190,7 @@ def test_edges_of_what_is_kept_cost_no_more_than_it(model: str) -> None:
             assert bound[BETWEEN] <= exact[BETWEEN]
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet-50"])
+@pytest.mark.parametrize("model", ["llama3-8b", "bert-base", "resnet"])
 def test_tables_cost_no_more_than_the_figures_at_any_prices(model: str) -> None:
     """Nor less where both of the first passes cost the same."""
     rng = np.random.default_rng(7)

@@ -117,80 +117,82 @@ def fixed(
         rows.program.enter(rows.program.add_rows(1, amount, amount), column, 1.0)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_rows_cost_what_a_division_does(seed: int) -> None:
+def test_rows_cost_what_a_division_does() -> None:
     """Its blocks and variants given, the program's step and bytes are those of `stages.shape`."""
-    rng = np.random.default_rng(seed)
-    schedule = SCHEDULES[seed % len(SCHEDULES)]
-    chunks = {"interleaved-1f1b": 2 + seed % 2, "zb-v": 2}.get(schedule, 1)
-    pipeline = Pipeline(
-        schedule=schedule,
-        stages=2 + seed % 3,
-        interleave=chunks,
-        microbatches=4 * (2 + seed % 3),
-        sent_ns=int(rng.integers(0, 100)),
-    )
-    runs = random_runs(rng, 12, deferring=pipeline.defers_weight_gradients)
-    division = random_chunks(rng, runs, pipeline)
-    most = max(peak_bytes(division, runs, pipeline))
-    expected = step_time_ns(division, runs, pipeline)
-    for limit, fits in ((most, True), (most - 1, False)):
-        for whole_blocks in (True, False):
-            rows = PipelineRows(problem_of(runs, pipeline, limit), whole_blocks=whole_blocks)
-            fixed(rows, division, runs)
-            answer = rows.program.relaxed()
-            assert (answer is not None) is fits
-            if answer is not None:
-                assert rows.step_ns(answer.cost) <= expected * (1 + 1e-7)
-                # What fills the ramp is summed over a chunk, where blocks' own sums are smaller.
-                if whole_blocks and not pipeline.defers_weight_gradients:
-                    assert rows.step_ns(answer.cost) == pytest.approx(expected, rel=1e-7)
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        schedule = SCHEDULES[seed % len(SCHEDULES)]
+        chunks = {"interleaved-1f1b": 2 + seed % 2, "zb-v": 2}.get(schedule, 1)
+        pipeline = Pipeline(
+            schedule=schedule,
+            stages=2 + seed % 3,
+            interleave=chunks,
+            microbatches=4 * (2 + seed % 3),
+            sent_ns=int(rng.integers(0, 100)),
+        )
+        runs = random_runs(rng, 12, deferring=pipeline.defers_weight_gradients)
+        division = random_chunks(rng, runs, pipeline)
+        most = max(peak_bytes(division, runs, pipeline))
+        expected = step_time_ns(division, runs, pipeline)
+        for limit, fits in ((most, True), (most - 1, False)):
+            for whole_blocks in (True, False):
+                rows = PipelineRows(problem_of(runs, pipeline, limit), whole_blocks=whole_blocks)
+                fixed(rows, division, runs)
+                answer = rows.program.relaxed()
+                assert (answer is not None) is fits, seed
+                if answer is not None:
+                    assert rows.step_ns(answer.cost) <= expected * (1 + 1e-7), seed
+                    # What fills the ramp is summed over a chunk; blocks' own sums are smaller.
+                    if whole_blocks and not pipeline.defers_weight_gradients:
+                        assert rows.step_ns(answer.cost) == pytest.approx(expected, rel=1e-7), seed
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_plan_program_is_as_good_as_any_division(seed: int) -> None:
+def test_a_plan_program_is_as_good_as_any_division() -> None:
     """It costs no more than random divisions, and its relaxation no more than itself."""
-    rng = np.random.default_rng(seed)
-    pipeline = two_stages(seed)
-    runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
-    drawn = [random_chunks(rng, runs, pipeline) for _ in range(200)]
-    limit = int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
-    best = min(
-        step_time_ns(chunks, runs, pipeline)
-        for chunks in drawn
-        if max(peak_bytes(chunks, runs, pipeline)) <= limit
-    )
-    problem = problem_of(runs, pipeline, limit)
-    program = plan_program(problem, pools_of(runs), whole_blocks=True)
-    answer = program.rows.program.solve()
-    assert answer is not None
-    assert program.rows.step_ns(answer.cost) <= best * (1 + 1e-6)
-    blocks_held = program.column_amounts(answer.values)
-    assert sum(sum(amounts.values()) for amounts in blocks_held.values()) == pytest.approx(6)
-    relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
-    assert relaxed.step_ns <= program.rows.step_ns(answer.cost) * (1 + 1e-6)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        pipeline = two_stages(seed)
+        runs = random_runs(rng, 4, deferring=pipeline.defers_weight_gradients)
+        drawn = [random_chunks(rng, runs, pipeline) for _ in range(200)]
+        limit = int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
+        best = min(
+            step_time_ns(chunks, runs, pipeline)
+            for chunks in drawn
+            if max(peak_bytes(chunks, runs, pipeline)) <= limit
+        )
+        problem = problem_of(runs, pipeline, limit)
+        program = plan_program(problem, pools_of(runs), whole_blocks=True)
+        answer = program.rows.program.solve()
+        assert answer is not None, seed
+        assert program.rows.step_ns(answer.cost) <= best * (1 + 1e-6), seed
+        blocks_held = program.column_amounts(answer.values)
+        assert sum(sum(amounts.values()) for amounts in blocks_held.values()) == pytest.approx(6), (
+            seed
+        )
+        relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
+        assert relaxed.step_ns <= program.rows.step_ns(answer.cost) * (1 + 1e-6), seed
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_multipliers_say_what_more_room_saves(seed: int) -> None:
+def test_multipliers_say_what_more_room_saves() -> None:
     """A little more of it saves as much, by the program that has it."""
-    rng = np.random.default_rng(seed)
-    pipeline = two_stages(seed)
-    runs = random_runs(rng, 6, deferring=pipeline.defers_weight_gradients)
-    drawn = [random_chunks(rng, runs, pipeline) for _ in range(50)]
-    limit = 1000 * int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
-    pools = pools_of(runs)
-    for pool in pools.values():  # in bytes a thousand times as many, so that one is a little
-        for figures in pool.columns.values():
-            figures[[PERSISTENT, INFLIGHT, BETWEEN]] *= 1000
-    saved = []
-    for more in (0, 1):
-        problem = problem_of(runs, pipeline, limit + more)
-        relaxed = relaxation(plan_program(problem, pools).rows)
-        assert relaxed.memory_prices is not None
-        saved.append((relaxed.step_ns, float(relaxed.memory_prices.sum())))
-    (before_ns, each_ns), (after_ns, _) = saved
-    assert before_ns - after_ns == pytest.approx(each_ns, rel=1e-3, abs=1e-9 * before_ns)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        pipeline = two_stages(seed)
+        runs = random_runs(rng, 6, deferring=pipeline.defers_weight_gradients)
+        drawn = [random_chunks(rng, runs, pipeline) for _ in range(50)]
+        limit = 1000 * int(np.median([max(peak_bytes(chunks, runs, pipeline)) for chunks in drawn]))
+        pools = pools_of(runs)
+        for pool in pools.values():  # in bytes a thousand times as many, so that one is a little
+            for figures in pool.columns.values():
+                figures[[PERSISTENT, INFLIGHT, BETWEEN]] *= 1000
+        saved = []
+        for more in (0, 1):
+            problem = problem_of(runs, pipeline, limit + more)
+            relaxed = relaxation(plan_program(problem, pools).rows)
+            assert relaxed.memory_prices is not None, seed
+            saved.append((relaxed.step_ns, float(relaxed.memory_prices.sum())))
+        (before_ns, each_ns), (after_ns, _) = saved
+        assert before_ns - after_ns == pytest.approx(each_ns, rel=1e-3, abs=1e-9 * before_ns), seed
 
 
 def question(seed: int) -> SearchRequest:

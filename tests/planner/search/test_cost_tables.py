@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from millrace.planner.search.blocks.cost_tables import (
     compact,
@@ -15,49 +14,51 @@ from millrace.planner.search.blocks.cost_tables import (
 from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_totals_are_the_sums_by_hand_of_every_row(seed: int) -> None:
-    rows = 3
-    tables = random_tables(seed, rows, choices=4, forward=seed % 2 == 0)
-    every = list(everything(tables))
-    chosen = np.repeat(np.array(every).T, rows, axis=1)
-    places = np.tile(np.arange(rows), len(every))
-    figures, legal = solution_figures(tables, chosen, places)
-    for solution, row in enumerate(places.tolist()):
-        expected = by_hand(tables, every[solution // rows], row)
-        assert legal[solution] == (expected is not None)
-        if expected is not None:
-            assert figures[:, solution].tolist() == expected.tolist()
+def test_totals_are_the_sums_by_hand_of_every_row() -> None:
+    for seed in range(6):
+        rows = 3
+        tables = random_tables(seed, rows, choices=4, forward=seed % 2 == 0)
+        every = list(everything(tables))
+        chosen = np.repeat(np.array(every).T, rows, axis=1)
+        places = np.tile(np.arange(rows), len(every))
+        figures, legal = solution_figures(tables, chosen, places)
+        for solution, row in enumerate(places.tolist()):
+            expected = by_hand(tables, every[solution // rows], row)
+            assert legal[solution] == (expected is not None), seed
+            if expected is not None:
+                assert figures[:, solution].tolist() == expected.tolist(), seed
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_rows_that_are_taken_keep_their_figures(seed: int) -> None:
-    tables = random_tables(seed, 4, choices=4)
-    some = take(tables, np.array([3, 1]))
-    assert some.rows == 2
-    for options in everything(tables):
-        for row, taken_row in enumerate((3, 1)):
-            after, before = by_hand(some, options, row), by_hand(tables, options, taken_row)
-            assert (after is None) == (before is None)
-            assert after is None or (after == before).all()
+def test_rows_that_are_taken_keep_their_figures() -> None:
+    for seed in range(6):
+        tables = random_tables(seed, 4, choices=4)
+        some = take(tables, np.array([3, 1]))
+        assert some.rows == 2, seed
+        for options in everything(tables):
+            for row, taken_row in enumerate((3, 1)):
+                after, before = by_hand(some, options, row), by_hand(tables, options, taken_row)
+                assert (after is None) == (before is None), seed
+                assert after is None or (after == before).all(), seed
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_one_row_keeps_every_solution_and_no_illegal_option(seed: int) -> None:
-    tables = random_tables(seed, 2, choices=5, forward=seed % 3 > 0)
-    for row in range(2):
-        single_row = single(tables, row)
-        assert single_row is not None
-        assert all(choice.legal.all() for choice in single_row.choices)
-        figures_of = {
-            tuple(
-                int(c.options[o]) for c, o in zip(single_row.choices, options, strict=True)
-            ): figures
-            for options, figures in solutions(single_row).items()
-        }
-        expected = solutions(tables, row)
-        assert figures_of.keys() == expected.keys()
-        assert all((figures_of[options] == expected[options]).all() for options in figures_of)
+def test_one_row_keeps_every_solution_and_no_illegal_option() -> None:
+    for seed in range(12):
+        tables = random_tables(seed, 2, choices=5, forward=seed % 3 > 0)
+        for row in range(2):
+            single_row = single(tables, row)
+            assert single_row is not None, seed
+            assert all(choice.legal.all() for choice in single_row.choices), seed
+            figures_of = {
+                tuple(
+                    int(c.options[o]) for c, o in zip(single_row.choices, options, strict=True)
+                ): figures
+                for options, figures in solutions(single_row).items()
+            }
+            expected = solutions(tables, row)
+            assert figures_of.keys() == expected.keys(), seed
+            assert all(
+                (figures_of[options] == expected[options]).all() for options in figures_of
+            ), seed
 
 
 def test_where_an_op_has_nothing_legal_a_row_has_no_tables() -> None:

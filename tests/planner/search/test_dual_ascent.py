@@ -22,83 +22,83 @@ PRICES = np.array(
 ).T
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_bounds_never_exceed_the_optimum_and_decoded_costs_are_right(seed: int) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
-    best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = DualAscent(tables, PRICES)
-    for _ in range(12):
-        ascent.sweep()
-        ascent.decode()
-        ascent.reshare()
-        for row in range(ROWS):
-            assert ascent.bounds[row] <= best[row] * (1 + 1e-9)
-            if np.isfinite(ascent.costs[row]):
-                options = tuple(ascent.options[:, row].tolist())
-                figures = by_hand(tables, options, row)
-                assert figures is not None
-                assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
-                assert ascent.costs[row] >= best[row] * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_row_comes_out_as_it_does_alone(seed: int) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
-    together = DualAscent(tables, PRICES)
-    together.ascend(30)
-    for row in range(ROWS):
-        alone = DualAscent(take(tables, np.array([row])), PRICES[:, [row]])
-        alone.ascend(30)
-        # Rows stop together, so that one of many may be swept a little longer.
-        best = optimum(tables, PRICES[:, row], row=row)
-        assert together.bounds[row] >= alone.bounds[0] * (1 - NEARLY)
-        assert together.costs[row] <= alone.costs[0] * (1 + 1e-9)
-        assert together.bounds[row] <= best * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_sweeps_of_a_row_do_not_depend_on_the_others(seed: int) -> None:
-    tables = random_tables(seed, ROWS)
-    together, alone = (
-        DualAscent(tables, PRICES),
-        DualAscent(take(tables, np.array([1])), PRICES[:, [1]]),
-    )
-    for _ in range(6):
-        for ascent in (together, alone):
+def test_bounds_never_exceed_the_optimum_and_decoded_costs_are_right() -> None:
+    for seed in range(25):
+        tables = random_tables(seed, ROWS, forward=seed % 3 > 0)
+        best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
+        ascent = DualAscent(tables, PRICES)
+        for _ in range(12):
             ascent.sweep()
             ascent.decode()
             ascent.reshare()
-        assert together.bounds[1] == pytest.approx(alone.bounds[0], rel=1e-9)
-        assert together.costs[1] == pytest.approx(alone.costs[0], rel=1e-9)
+            for row in range(ROWS):
+                assert ascent.bounds[row] <= best[row] * (1 + 1e-9), seed
+                if np.isfinite(ascent.costs[row]):
+                    options = tuple(ascent.options[:, row].tolist())
+                    figures = by_hand(tables, options, row)
+                    assert figures is not None, seed
+                    assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row])), seed
+                    assert ascent.costs[row] >= best[row] * (1 - 1e-9), seed
+
+
+def test_a_row_comes_out_as_it_does_alone() -> None:
+    for seed in range(10):
+        tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
+        together = DualAscent(tables, PRICES)
+        together.ascend(30)
+        for row in range(ROWS):
+            alone = DualAscent(take(tables, np.array([row])), PRICES[:, [row]])
+            alone.ascend(30)
+            # Rows stop together, so that one of many may be swept a little longer.
+            best = optimum(tables, PRICES[:, row], row=row)
+            assert together.bounds[row] >= alone.bounds[0] * (1 - NEARLY), seed
+            assert together.costs[row] <= alone.costs[0] * (1 + 1e-9), seed
+            assert together.bounds[row] <= best * (1 + 1e-9), seed
+
+
+def test_sweeps_of_a_row_do_not_depend_on_the_others() -> None:
+    for seed in range(10):
+        tables = random_tables(seed, ROWS)
+        together, alone = (
+            DualAscent(tables, PRICES),
+            DualAscent(take(tables, np.array([1])), PRICES[:, [1]]),
+        )
+        for _ in range(6):
+            for ascent in (together, alone):
+                ascent.sweep()
+                ascent.decode()
+                ascent.reshare()
+            assert together.bounds[1] == pytest.approx(alone.bounds[0], rel=1e-9), seed
+            assert together.costs[1] == pytest.approx(alone.costs[0], rel=1e-9), seed
 
 
 @pytest.mark.parametrize("undivided", [False, True])
-@pytest.mark.parametrize("seed", range(30))
-def test_what_is_decided_apart_changes_no_optimum(seed: int, undivided: bool) -> None:
-    tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
-    best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
-    ascent = DualAscent(tables, PRICES, keep_all=undivided)
-    assert not (undivided and ascent.apart)
-    ascent.ascend(60)
-    assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all()
-    for row in range(ROWS):
-        figures = by_hand(tables, tuple(ascent.options[:, row].tolist()), row)
-        if np.isfinite(ascent.costs[row]):
-            assert figures is not None
-            assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row]))
-            assert ascent.costs[row] >= best[row] * (1 - 1e-9)
+def test_what_is_decided_apart_changes_no_optimum(undivided: bool) -> None:
+    for seed in range(30):
+        tables = random_tables(seed, ROWS, forward=seed % 2 > 0)
+        best = [optimum(tables, PRICES[:, row], row=row) for row in range(ROWS)]
+        ascent = DualAscent(tables, PRICES, keep_all=undivided)
+        assert not (undivided and ascent.apart)
+        ascent.ascend(60)
+        assert (ascent.bounds <= np.array(best) * (1 + 1e-9)).all(), seed
+        for row in range(ROWS):
+            figures = by_hand(tables, tuple(ascent.options[:, row].tolist()), row)
+            if np.isfinite(ascent.costs[row]):
+                assert figures is not None, seed
+                assert ascent.costs[row] == pytest.approx(float(figures @ PRICES[:, row])), seed
+                assert ascent.costs[row] >= best[row] * (1 - 1e-9), seed
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_tree_is_solved_before_the_first_sweep(seed: int) -> None:
-    tables = tree(seed)
-    ascent = DualAscent(tables, PRICES[:, [0, 1]])
-    assert not ascent.pairs
-    ascent.ascend(1)
-    for row in range(2):
-        best = optimum(tables, PRICES[:, row], row=row)
-        assert ascent.costs[row] == pytest.approx(best)
-        assert ascent.bounds[row] == pytest.approx(best, rel=NEARLY)
+def test_a_tree_is_solved_before_the_first_sweep() -> None:
+    for seed in range(8):
+        tables = tree(seed)
+        ascent = DualAscent(tables, PRICES[:, [0, 1]])
+        assert not ascent.pairs, seed
+        ascent.ascend(1)
+        for row in range(2):
+            best = optimum(tables, PRICES[:, row], row=row)
+            assert ascent.costs[row] == pytest.approx(best), seed
+            assert ascent.bounds[row] == pytest.approx(best, rel=NEARLY), seed
 
 
 def test_an_option_that_is_illegal_in_all_rows_is_left_out_and_numbers_stay() -> None:
@@ -149,18 +149,18 @@ def tree(seed: int) -> CostTables:
     )
 
 
-@pytest.mark.parametrize("seed", range(15))
-def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it(seed: int) -> None:
-    tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
-    vector = PRICES[:, 1]
-    ascent = DualAscent(tables, vector.reshape(-1, 1), keep_all=True)
-    ascent.ascend(seed % 4 + 1)
-    every = {options: float(f @ vector) for options, f in solutions(tables).items()}
-    for index, marginals in enumerate(ascent.min_marginals()):
-        for option, marginal in enumerate(marginals):
-            costs = [cost for options, cost in every.items() if options[index] == option]
-            if costs:
-                assert ascent.bounds[0] + marginal <= min(costs) * (1 + 1e-6)
+def test_what_an_option_lifts_the_bound_by_is_paid_by_every_solution_with_it() -> None:
+    for seed in range(15):
+        tables = random_tables(seed, choices=5, forward=seed % 2 > 0)
+        vector = PRICES[:, 1]
+        ascent = DualAscent(tables, vector.reshape(-1, 1), keep_all=True)
+        ascent.ascend(seed % 4 + 1)
+        every = {options: float(f @ vector) for options, f in solutions(tables).items()}
+        for index, marginals in enumerate(ascent.min_marginals()):
+            for option, marginal in enumerate(marginals):
+                costs = [cost for options, cost in every.items() if options[index] == option]
+                if costs:
+                    assert ascent.bounds[0] + marginal <= min(costs) * (1 + 1e-6), seed
 
 
 def test_rows_at_their_cutoff_are_left_with_bounds_that_hold() -> None:

@@ -34,20 +34,20 @@ def random_rows(rng: np.random.Generator, columns: int) -> tuple[list[float], Ro
     return rng.integers(-3, 10, columns).astype(float).tolist(), rows
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_whole_values_are_the_best_of_all(seed: int) -> None:
-    cost, rows = random_rows(np.random.default_rng(seed), 4)
-    every = np.array(list(product(range(4), repeat=4)), float)
-    fits = np.ones(len(every), np.bool_)
-    for lower, upper, coefficients in rows:
-        fits &= (lower <= every @ coefficients) & (every @ coefficients <= upper)
-    best = float((every[fits] @ cost).min())
-    answer = program(cost, rows, highest=3.0).solve()
-    assert answer is not None
-    assert answer.has_values
-    assert answer.cost == pytest.approx(best)
-    assert answer.bound == pytest.approx(best)
-    assert answer.values @ np.array(cost) == pytest.approx(best)
+def test_whole_values_are_the_best_of_all() -> None:
+    for seed in range(12):
+        cost, rows = random_rows(np.random.default_rng(seed), 4)
+        every = np.array(list(product(range(4), repeat=4)), float)
+        fits = np.ones(len(every), np.bool_)
+        for lower, upper, coefficients in rows:
+            fits &= (lower <= every @ coefficients) & (every @ coefficients <= upper)
+        best = float((every[fits] @ cost).min())
+        answer = program(cost, rows, highest=3.0).solve()
+        assert answer is not None, seed
+        assert answer.has_values, seed
+        assert answer.cost == pytest.approx(best), seed
+        assert answer.bound == pytest.approx(best), seed
+        assert answer.values @ np.array(cost) == pytest.approx(best), seed
 
 
 def test_where_nothing_is_feasible_there_is_no_answer() -> None:
@@ -107,48 +107,48 @@ def test_the_unit_of_costs_does_not_matter(unit: float) -> None:
     assert scaled.bound / unit == pytest.approx(plain.bound)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_relaxation_costs_what_its_multipliers_say(seed: int) -> None:
+def test_a_relaxation_costs_what_its_multipliers_say() -> None:
     """It is below every whole answer, and the multipliers' worth of all limits (duality)."""
-    cost, rows = random_rows(np.random.default_rng(seed), 4)
-    rows += [(0.0, 3.0, np.eye(4)[column].tolist()) for column in range(4)]
-    integer_answer = program(cost, rows).solve()
-    answer = program(cost, rows).relaxed()
-    assert integer_answer is not None
-    assert answer is not None
-    assert answer.multipliers is not None
-    assert answer.cost <= integer_answer.cost + 1e-9
-    assert answer.bound == pytest.approx(answer.cost)
-    worth = 0.0
-    for (lower, upper, _), multiplier in zip(rows, answer.multipliers.tolist(), strict=True):
-        if abs(multiplier) > 1e-9:
-            worth += multiplier * (lower if multiplier > 0 else upper)
-    assert worth == pytest.approx(answer.cost)
+    for seed in range(12):
+        cost, rows = random_rows(np.random.default_rng(seed), 4)
+        rows += [(0.0, 3.0, np.eye(4)[column].tolist()) for column in range(4)]
+        integer_answer = program(cost, rows).solve()
+        answer = program(cost, rows).relaxed()
+        assert integer_answer is not None, seed
+        assert answer is not None, seed
+        assert answer.multipliers is not None, seed
+        assert answer.cost <= integer_answer.cost + 1e-9, seed
+        assert answer.bound == pytest.approx(answer.cost), seed
+        worth = 0.0
+        for (lower, upper, _), multiplier in zip(rows, answer.multipliers.tolist(), strict=True):
+            if abs(multiplier) > 1e-9:
+                worth += multiplier * (lower if multiplier > 0 else upper)
+        assert worth == pytest.approx(answer.cost), seed
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_what_is_asked_again_is_answered_as_if_it_were_new(seed: int) -> None:
+def test_what_is_asked_again_is_answered_as_if_it_were_new() -> None:
     """Rows are added to it, and limits come and go."""
-    rng = np.random.default_rng(seed)
-    cost, rows = random_rows(rng, 4)
-    cost = [abs(column_cost) for column_cost in cost]
-    again = program(cost, rows[:2], highest=3.0)
-    assert again.relaxed(again=True) is not None
-    for number in range(2, len(rows)):
-        lower, upper, coefficients = rows[number]
-        again.enter(again.add_rows(1, lower, upper), np.arange(4), coefficients)
-        grown, new = again.relaxed(again=True), program(cost, rows[: number + 1], highest=3.0)
-        fresh = new.relaxed()
-        assert (grown is None) is (fresh is None)
-        if grown is not None and fresh is not None:
-            assert grown.cost == pytest.approx(fresh.cost, abs=1e-6)
-    again.limit(np.arange(2, len(rows)))
-    loose, first = again.relaxed(again=True), program(cost, rows[:2], highest=3.0).relaxed()
-    assert loose is not None
-    assert first is not None
-    assert loose.cost == pytest.approx(first.cost, abs=1e-6)
-    assert loose.multipliers is not None
-    assert np.abs(loose.multipliers[2:]).max() < 1e-6
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        cost, rows = random_rows(rng, 4)
+        cost = [abs(column_cost) for column_cost in cost]
+        again = program(cost, rows[:2], highest=3.0)
+        assert again.relaxed(again=True) is not None, seed
+        for number in range(2, len(rows)):
+            lower, upper, coefficients = rows[number]
+            again.enter(again.add_rows(1, lower, upper), np.arange(4), coefficients)
+            grown, new = again.relaxed(again=True), program(cost, rows[: number + 1], highest=3.0)
+            fresh = new.relaxed()
+            assert (grown is None) is (fresh is None), seed
+            if grown is not None and fresh is not None:
+                assert grown.cost == pytest.approx(fresh.cost, abs=1e-6), seed
+        again.limit(np.arange(2, len(rows)))
+        loose, first = again.relaxed(again=True), program(cost, rows[:2], highest=3.0).relaxed()
+        assert loose is not None, seed
+        assert first is not None, seed
+        assert loose.cost == pytest.approx(first.cost, abs=1e-6), seed
+        assert loose.multipliers is not None, seed
+        assert np.abs(loose.multipliers[2:]).max() < 1e-6, seed
 
 
 def test_a_program_that_can_be_solved_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,21 +26,22 @@ from millrace.planner.search.report.host_offload import with_first_search_reason
 from millrace.planner.search.report.neighbours import outcomes_of, pipelines
 from millrace.planner.search.report.suggestions import larger, least_memory_need, storage_bytes
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
-from tests.plan_requests import request_of
+from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
 
 MODEL = gpt_of(2, 64, 4, vocab=64, positions=32)
 
 
 def request(devices: int, **fields: object) -> SearchRequest:
-    return request_of(**{"model": MODEL, "where": f"a100-sxm-80gb:{devices}x1", **fields})
+    where = f"a100-sxm-80gb:{devices}x1"
+    return request_of(**{"model": MODEL, "where": where, "max_gap": NEAR, **fields})
 
 
 @pytest.fixture(scope="module")
 def recorded() -> tuple[Plan, SearchLog]:
     ticks = count()
     record = SearchLog(clock=lambda: float(next(ticks)))
-    return search(request(2), record=record), record
+    return search(request(2, max_gap=0.01), record=record), record
 
 
 def test_alternatives_differ_in_roles_from_the_plan_and_from_one_another() -> None:
@@ -128,7 +129,7 @@ def test_times_stand_beside_the_plan_and_never_in_it(recorded: tuple[Plan, Searc
     timed = record.timed(plan.evidence.layers)
     assert all(layer["seconds"] > 0 for layer in timed)
     assert b"seconds" not in to_json(plan)
-    assert to_json(plan) == to_json(search(request(2)))
+    assert to_json(plan) == to_json(search(request(2, max_gap=0.01)))
 
 
 def test_time_counts_for_the_innermost_layer() -> None:

@@ -17,7 +17,7 @@ from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.ranking import Ranker
 from millrace.planner.search.report.search_log import SearchLog
-from tests.plan_requests import request_of
+from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
 
 GPT = gpt_of(4, 32, 4, vocab=64, positions=16)
@@ -29,7 +29,7 @@ MLP = ModelSpec(
 
 
 def request(devices: int, *, model: ModelSpec = GPT, **fields: object) -> SearchRequest:
-    return request_of(model, fields.pop("cluster", devices), **fields)
+    return request_of(model, fields.pop("cluster", devices), **{"max_gap": NEAR, **fields})
 
 
 def graph_of(plan: Plan) -> Graph:
@@ -98,7 +98,7 @@ def test_the_other_family_plans_as_well() -> None:
 
 def test_equal_requests_give_equal_bytes_and_evidence_why_others_lost() -> None:
     told: list[str] = []
-    asked = request(4, seed=3)
+    asked = request(4, seed=3, max_gap=0.01)
     plan = search(asked, progress=told.append)
     assert to_json(plan) == to_json(search(asked))
     evidence = plan.evidence
@@ -261,6 +261,7 @@ def test_a_little_less_memory_makes_a_plan_a_little_slower() -> None:
             model=model,
             cluster=on,
             global_batch=64,
+            max_gap=0.01,
             pins=pins,
             memory_limit_bytes=limit * 2**30,
         )

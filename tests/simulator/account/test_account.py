@@ -1,6 +1,7 @@
 """The account of a step: its rows add up to the figures, however coarse what fires is."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from millrace.simulator import predict
 from millrace.simulator.account import Account, account_of
 from millrace.simulator.account.memory import peak_bytes, window_of
 from millrace.simulator.simulate import Simulated
+from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.simulator.test_stages import planned
 
@@ -20,12 +22,18 @@ FIDELITIES = ("op", "block", "stage")
 
 
 @cache
+def detailed_stages(name: str) -> StageGraph:
+    return stage_graph(planned(name), detailed=True)
+
+
+@cache
 def calm(name: str, fidelity: str) -> tuple[Simulated, Account]:
     """Simulated step of a plan with nothing that varies, and its account."""
-    return predicted_account(planned(name), fidelity)
+    stages = None if fidelity == "op" else detailed_stages(name)
+    return predicted_account(planned(name), fidelity, stages=stages)
 
 
-def predicted_account(plan: Plan, fidelity: str, **options: float) -> tuple[Simulated, Account]:
+def predicted_account(plan: Plan, fidelity: str, **options: Any) -> tuple[Simulated, Account]:
     simulated = predict(plan, fidelity=fidelity, detailed=True, **options)
     return simulated, account_of(plan, simulated)
 
