@@ -5,9 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from millrace.cli import run
 
 TYPED = [
     ("pro", ["profile"]),
@@ -29,13 +32,24 @@ TYPED = [
 PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m millrace "$@"\n'
 
 
-def answered(**question: str) -> str:
-    command = [sys.executable, "-m", "millrace"]
-    done = subprocess.run(
-        command, env=os.environ | question, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout
+@pytest.fixture
+def answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Return what the program answers to the question of a shell."""
+
+    def answer(**question: str) -> str:
+        with monkeypatch.context() as patch:
+            for name, value in question.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                run([])
+        assert ended.value.code in (0, None)
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return answer
 
 
 @pytest.fixture
@@ -47,19 +61,24 @@ def beside_program(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize(("typed", "offered"), TYPED)
-def test_names_and_closed_words_complete(typed: str, offered: list[str]) -> None:
+def test_names_and_closed_words_complete(answered: Callable[..., str]) -> None:
     """Each shell asks, and is answered, in a form of its own."""
-    words = ["millrace", *typed.split()]
-    place = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    assert answered(_MILLRACE_COMPLETE="complete_bash", **place).split() == offered
-    line = " ".join(words)
-    fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
-    rows = answered(_MILLRACE_COMPLETE="complete_fish", **fish).splitlines()
-    assert [row.partition("\t")[0] for row in rows] == offered
-    text = answered(_MILLRACE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
-    names = re.findall(r'"((?:[^"\\]|\\.)+)"(?::"[^"]*")?', text)
-    assert [name.replace("\\", "") for name in names] == offered
+    wrong = []
+    for typed, offered in TYPED:
+        words = ["millrace", *typed.split()]
+        place = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+        line = " ".join(words)
+        fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
+        rows = answered(_MILLRACE_COMPLETE="complete_fish", **fish).splitlines()
+        text = answered(_MILLRACE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
+        names = re.findall(r'"((?:[^"\\]|\\.)+)"(?::"[^"]*")?', text)
+        answers = {
+            "bash": answered(_MILLRACE_COMPLETE="complete_bash", **place).split(),
+            "fish": [row.partition("\t")[0] for row in rows],
+            "zsh": [name.replace("\\", "") for name in names],
+        }
+        wrong += [(typed, shell, got) for shell, got in answers.items() if got != offered]
+    assert wrong == []
 
 
 def test_bash_completes_by_the_script_that_is_shown(beside_program: dict[str, str]) -> None:

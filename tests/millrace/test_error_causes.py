@@ -12,12 +12,14 @@ from millrace.simulator import simulate
 from tests.millrace.plans import cluster, data_parallel_pipeline
 
 CORES = msgspec.structs.replace(cluster(), cores_per_node=None)
-PLAN = msgspec.structs.replace(data_parallel_pipeline(), cluster=CORES)
+SHORT = msgspec.structs.replace(data_parallel_pipeline(), global_batch=8, microbatches=2)
+PLAN = msgspec.structs.replace(SHORT, cluster=CORES)
 GRAPH = compile_plan(PLAN)
 DURATIONS = durations(GRAPH, CORES)
+PREDICTED = simulate(GRAPH, CORES, plan_digest=PLAN.digest()).trace
 
 
-def run(durations_ns=DURATIONS, where=CORES, wait_ns=0, cpu=True, steps=9, **options):
+def run(durations_ns=DURATIONS, where=CORES, wait_ns=0, cpu=True, steps=7, **options):
     """Trace that a run would write whose firings take so long, of it `wait_ns` without a core."""
     trace = simulate(
         GRAPH,
@@ -49,7 +51,10 @@ def scaled(factor, changes):
 
 
 def explained(measured, plan=PLAN):
-    predicted = simulate(GRAPH, plan.cluster, plan_digest=PLAN.digest()).trace
+    if plan is PLAN:
+        predicted = PREDICTED
+    else:
+        predicted = simulate(GRAPH, plan.cluster, plan_digest=PLAN.digest()).trace
     comparison = join(predicted, measured, plan)
     causes = comparison.error_causes
     error_s = comparison.measured_step_time_s - comparison.predicted_step_time_s
@@ -113,13 +118,12 @@ def test_noise_is_variation_and_the_last_replay_is_the_run():
 
 
 def test_ranks_that_share_cores_are_explained_without_a_rest():
-    plan = data_parallel_pipeline()
-    causes = explained(run(where=plan.cluster, jitter=0.3, cpu=False), plan)
+    causes = explained(run(where=SHORT.cluster, jitter=0.3, cpu=False), SHORT)
     assert abs(causes["left over"].seconds) < 1e-9
 
 
 def test_spans_of_the_last_steps_alone_are_enough():
-    trace = run(stragglers={1: 2.0})
+    trace = run(stragglers={1: 2.0}, steps=9)
     firings = {lane.rank: lane.firings for lane in trace.lanes}
     late = tuple(s for s in trace.spans if s.firing // firings[s.rank][s.actor] >= 6)
     causes = explained(msgspec.structs.replace(trace, spans=late))
@@ -128,15 +132,13 @@ def test_spans_of_the_last_steps_alone_are_enough():
 
 def test_a_trace_of_other_firings_has_no_causes():
     trace = run()
-    predicted = simulate(GRAPH, CORES, plan_digest=PLAN.digest()).trace
     partial = msgspec.structs.replace(trace, spans=trace.spans[:-1])
-    assert join(predicted, partial, PLAN).error_causes == ()
+    assert join(PREDICTED, partial, PLAN).error_causes == ()
 
 
 def test_critical_paths_are_as_long_as_the_steps_and_lead_over_the_slow_rank():
     measured = run(stragglers={3: 4.0}, jitter=0.1)
-    predicted = simulate(GRAPH, CORES, plan_digest=PLAN.digest()).trace
-    comparison = join(predicted, measured, PLAN)
+    comparison = join(PREDICTED, measured, PLAN)
     paths = comparison.critical_paths
     for path in (paths.predicted, paths.measured):
         assert path[0].start_s - path[0].idle_s == pytest.approx(0, abs=1e-12)

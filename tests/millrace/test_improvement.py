@@ -13,9 +13,9 @@ from millrace.trainers.sources import source_of
 from millrace.trainers.trainer import SettingsError
 
 COMMAND = (
-    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 12 --hidden-size 768 "
-    "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50304 "
-    "--micro-batch-size 1 --global-batch-size 64 --bf16 --tensor-model-parallel-size 2 "
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 768 "
+    "--num-attention-heads 12 --seq-length 256 --max-position-embeddings 256 --vocab-size 50304 "
+    "--micro-batch-size 1 --global-batch-size 16 --bf16 --tensor-model-parallel-size 2 "
     "--use-distributed-optimizer --recompute-granularity full --recompute-method uniform"
 )
 

@@ -12,6 +12,7 @@ from millrace.files import write_document
 from millrace.planner.cluster import Device, MeasurementQuality
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.clusters.doubts import profile_doubt, profile_warning
+from millrace.profiling import local_profile, rehearsals
 
 BUSY = MeasurementQuality(rounds=5, spread=0.04, others=0.5, steal=0.0)
 QUIET = MeasurementQuality(
@@ -87,6 +88,8 @@ def test_a_sweep_says_of_each_row_what_is_in_doubt(call, monkeypatch, tmp_path: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "profile", lambda ranks, **_: a_profile(BUSY))
     monkeypatch.setattr(measure, "contradiction", lambda *_: "")
+    monkeypatch.setattr(local_profile, "_in_a_step", lambda device, *_: device)
+    monkeypatch.setattr(rehearsals, "LONGEST_S", 0.0)
     swept = millrace.scale("mlp", ["local:2"], nodes=[1], global_batches=[8])
     assert [row.profile_warning.startswith(SAID) for row in swept] == [True]
     arguments = ("scale", "mlp", "--cluster", "local:2", "--nodes", "1", "--global-batch", "8")
@@ -98,7 +101,7 @@ def test_a_sweep_says_of_each_row_what_is_in_doubt(call, monkeypatch, tmp_path: 
     "command",
     [
         ("plan", "mlp", "--cluster", "local:2", "--global-batch", "8"),
-        ("profile", "--ranks", "2"),
+        ("profile", "--ranks", "2", "--seconds", "1"),
     ],
 )
 def test_a_machine_whose_cache_cannot_be_written_plans_and_says_so_once(
@@ -107,6 +110,7 @@ def test_a_machine_whose_cache_cannot_be_written_plans_and_says_so_once(
     (tmp_path / "millrace").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "profile", lambda ranks, **_: a_profile(QUIET))
+    monkeypatch.setattr(local_profile, "_in_a_step", lambda device, *_: device)
     code, out, said = call(*command)
     assert (code, bool(out)) == (0, True)
     assert said.count("it is made every time until the folder can be written to") == 1

@@ -252,24 +252,24 @@ def test_a_step_of_little_jitter_is_hardly_longer_and_processes_are_simulated_to
 
 
 def test_pins_and_the_memory_limit_hold_for_every_size(answer):
-    question = ("scale", "gpt2-small", "--cluster", "a100:4", "--nodes", "1,2", "--seq-len", 256)
+    question = ("scale", "mlp", "--cluster", "a100:2", "--nodes", "1,2")
     code, document = answer(
-        *question, "--global-batch", "4/device", "--pp", 2, "--schedule", "1f1b"
+        *question, "--global-batch", "8/device", "--pp", 2, "--schedule", "1f1b"
     )
     assert code == 0
     assert [(row["pp"], row["schedule"]) for row in document["rows"]] == [(2, "1f1b")] * 2
     assert [row["global_batch"] for row in document["rows"]] == [16, 32]
-    code, document = answer(*question, "--global-batch", 16, "--dp", 8)
+    code, document = answer(*question, "--global-batch", 16, "--dp", 4)
     assert code == 0
     assert "dp" in document["rows"][0]["reason"]
-    assert document["rows"][1]["dp"] == 8
-    code, document = answer(*question, "--global-batch", 16, "--memory-limit", "1MiB")
+    assert document["rows"][1]["dp"] == 4
+    code, document = answer(*question, "--global-batch", 16, "--memory-limit", "64KiB")
     assert code == 1
     assert all(row["reason"] for row in document["rows"])
 
 
 def test_an_attention_whose_probabilities_are_in_memory_is_slower(answer):
-    question = ("scale", "gpt2-small", "--cluster", "a100:1", "--nodes", 1, "--global-batch", 8)
+    question = ("scale", "gpt-demo", "--cluster", "a100:1", "--nodes", 1, "--global-batch", 8)
     _, flash = answer(*question)
     _, unfused = answer(*question, "--attention", "unfused")
     assert flash["rows"][0]["step_time_s"] < unfused["rows"][0]["step_time_s"]

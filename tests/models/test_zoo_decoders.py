@@ -111,15 +111,15 @@ def kinds(graph: Graph) -> list[str]:
     return [op.kind for op in graph.ops]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_decoder_has_exactly_the_published_parameters(name: str) -> None:
-    assert build(model_spec(name), 1).parameter_count == PUBLISHED[name]
+def test_decoders_have_exactly_the_published_parameters() -> None:
+    assert {name: build(model_spec(name), 1).parameter_count for name in PUBLISHED} == PUBLISHED
 
 
-@pytest.mark.parametrize("name", MEGATRON)
-def test_megatrons_series_has_the_parameters_of_its_table(name: str) -> None:
-    count = build(model_spec(name), 1).parameter_count
-    assert round(count / 1e9, 1) == pytest.approx(MEGATRON[name], abs=0.051)
+def test_megatrons_series_has_the_parameters_of_its_table() -> None:
+    counts = {name: build(model_spec(name), 1).parameter_count / 1e9 for name in MEGATRON}
+    assert {name: round(count, 1) for name, count in counts.items()} == pytest.approx(
+        MEGATRON, abs=0.051
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -232,51 +232,56 @@ def test_deepseek_v3_softens_its_scores_as_yarn_does() -> None:
     assert scale == pytest.approx((1 + 0.1 * log(40)) ** 2 / sqrt(192))
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"layers": 0}, "`layers` is 0, below 1"),
-        ({"layers": 20_000}, "at most 1000 layers are built"),
-        ({"ffn_hidden": 0}, "`ffn_hidden` is 0, below 1"),
-        ({"epsilon": 0.0}, "`epsilon` is 0.0, not above 0"),
-        ({"window": -1}, "`window` is -1, below 0"),
-        ({"heads": 5}, "heads (5) is not divisible by kv_heads (2)"),
-        ({"rotary_dims": 3}, "use an even number up to head_dim (4)"),
-        ({"rotary_dims": 6}, "use an even number up to head_dim (4)"),
-        ({"rope_base": 1.0}, "`rope_base` is 1.0, not above 1"),
-        ({"rope_scaling": "ntk"}, 'choose one of "", linear, llama3, yarn'),
-        ({"rope_scaling": "yarn"}, "needs the sequence length before the stretch"),
-        ({"rope_scaling": "llama3", "rope_original": 8, "rope_low": 5.0}, "between 0 and"),
-        ({"norm": "batch"}, "choose one of rms, layer, scale"),
-        ({"activation": "mish"}, "choose one of gelu"),
-        ({"shared_norm": True}, "`shared_norm` needs `parallel`"),
-        ({"full_layers": (3,)}, "names layer 3; the layers are 0 to 2"),
-        ({"unturned_layers": (7,)}, "`unturned_layers` names layer 7"),
-        ({"post_norms": True, "parallel": True}, "exclude each other: set one"),
-        ({"window": 4, "chunk": 4}, "exclude each other: set one to 0"),
-        ({"window_rope_base": 0.5}, "`window_rope_base` is 0.5, not above 1"),
-        ({"embedding_scale": 0.0}, "`embedding_scale` is 0.0, not above 0"),
-        (EXPERTS | {"weigh_inputs": True}, "`weigh_inputs` is for one expert a token"),
-        ({"q_lora": 4}, "belong to latent attention"),
-        ({"kv_lora": 4}, "set kv_heads to 4"),
-        ({"kv_lora": 4, "kv_heads": 4}, "turns some of the 4 features"),
-        (EXPERTS | {"experts_per_token": 7}, "use 1 to 6"),
-        (EXPERTS | {"expert_hidden": 0}, "`expert_hidden` is 0, below 1"),
-        (EXPERTS | {"router": "hash"}, "choose one of softmax, sigmoid"),
-        (EXPERTS | {"router_groups": 4}, "experts (6) do not make 4 router_groups"),
-        (EXPERTS | {"router_groups": 6}, "use at most 3"),
-        (EXPERTS | {"router_groups": 3, "kept_groups": 4}, "use 1 to 3"),
-        (EXPERTS | {"dense_layers": (9,)}, "names layer 9"),
-        (EXPERTS | {"capacity_factor": -1.0}, "`capacity_factor` is -1.0, below 0"),
-        ({"width": 3}, "unknown field `width`"),
-    ],
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"layers": 0}, "`layers` is 0, below 1"),
+    ({"layers": 20_000}, "at most 1000 layers are built"),
+    ({"ffn_hidden": 0}, "`ffn_hidden` is 0, below 1"),
+    ({"epsilon": 0.0}, "`epsilon` is 0.0, not above 0"),
+    ({"window": -1}, "`window` is -1, below 0"),
+    ({"heads": 5}, "heads (5) is not divisible by kv_heads (2)"),
+    ({"rotary_dims": 3}, "use an even number up to head_dim (4)"),
+    ({"rotary_dims": 6}, "use an even number up to head_dim (4)"),
+    ({"rope_base": 1.0}, "`rope_base` is 1.0, not above 1"),
+    ({"rope_scaling": "ntk"}, 'choose one of "", linear, llama3, yarn'),
+    ({"rope_scaling": "yarn"}, "needs the sequence length before the stretch"),
+    ({"rope_scaling": "llama3", "rope_original": 8, "rope_low": 5.0}, "between 0 and"),
+    ({"norm": "batch"}, "choose one of rms, layer, scale"),
+    ({"activation": "mish"}, "choose one of gelu"),
+    ({"shared_norm": True}, "`shared_norm` needs `parallel`"),
+    ({"full_layers": (3,)}, "names layer 3; the layers are 0 to 2"),
+    ({"unturned_layers": (7,)}, "`unturned_layers` names layer 7"),
+    ({"post_norms": True, "parallel": True}, "exclude each other: set one"),
+    ({"window": 4, "chunk": 4}, "exclude each other: set one to 0"),
+    ({"window_rope_base": 0.5}, "`window_rope_base` is 0.5, not above 1"),
+    ({"embedding_scale": 0.0}, "`embedding_scale` is 0.0, not above 0"),
+    (EXPERTS | {"weigh_inputs": True}, "`weigh_inputs` is for one expert a token"),
+    ({"q_lora": 4}, "belong to latent attention"),
+    ({"kv_lora": 4}, "set kv_heads to 4"),
+    ({"kv_lora": 4, "kv_heads": 4}, "turns some of the 4 features"),
+    (EXPERTS | {"experts_per_token": 7}, "use 1 to 6"),
+    (EXPERTS | {"expert_hidden": 0}, "`expert_hidden` is 0, below 1"),
+    (EXPERTS | {"router": "hash"}, "choose one of softmax, sigmoid"),
+    (EXPERTS | {"router_groups": 4}, "experts (6) do not make 4 router_groups"),
+    (EXPERTS | {"router_groups": 6}, "use at most 3"),
+    (EXPERTS | {"router_groups": 3, "kept_groups": 4}, "use 1 to 3"),
+    (EXPERTS | {"dense_layers": (9,)}, "names layer 9"),
+    (EXPERTS | {"capacity_factor": -1.0}, "`capacity_factor` is -1.0, below 0"),
+    ({"width": 3}, "unknown field `width`"),
 )
-def test_a_configuration_that_cannot_be_built_is_refused(
-    changes: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(ModelError) as refused:
+
+
+def refusal(changes: dict[str, Any]) -> str:
+    """Words by which a configuration is refused; empty where it is built."""
+    try:
         graph(**changes)
-    assert complaint in str(refused.value)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def test_a_configuration_that_cannot_be_built_is_refused() -> None:
+    said = [(changes, complaint, refusal(changes)) for changes, complaint in REFUSED]
+    assert [row for row in said if row[1] not in row[2]] == []
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import millrace
 from millrace.files import load_plan, write_document
 
 QUESTIONS = {
-    "framework and precision by default": ("gpt2-small", "a100:8x1", (), {}),
-    "a model without tokens": ("resnet-50", "a100:2x1", (), {}),
-    "a torus": ("gpt-demo", "tpu-v4:4x2", (), {}),
+    "framework and precision by default": ("gpt-demo", "a100:4x1", (), {}),
+    "a model without tokens": ("mlp", "a100:2x1", (), {}),
+    "a torus": ("gpt-demo", "tpu-v4:2x2", ("--max-gap", "0.5"), {"max_gap": 0.5}),
     "pins and limits": (
-        "gpt2-small",
-        "h100:8x1",
+        "gpt-demo",
+        "h100:4x1",
         ("--tp", "2", "--zero", "1", "--framework", "any", "--memory-limit", "20GiB"),
         {
             "pins": millrace.Pins(tp=2, zero="1"),
@@ -47,7 +47,7 @@ def test_the_same_profile_of_this_machine_has_the_same_plan(call, tmp_path):
 def test_the_same_sweep_has_the_same_rows(answer):
     code, printed = answer(
         *("scale", "mlp", "--cluster", "a100:2,h100:2", "--nodes", "1,2", "--global-batch", "8"),
-        *("--mtbf-hours", "50000", "--tokens", "1e9"),
+        *("--mtbf-hours", "50000", "--tokens", "1e9", "--tp", "1", "--pp", "1"),
     )
     swept = millrace.scale(
         "mlp",
@@ -56,6 +56,7 @@ def test_the_same_sweep_has_the_same_rows(answer):
         global_batches=[8],
         tokens=1e9,
         failures=millrace.Failures(mtbf_hours=50000),
+        pins=millrace.Pins(tp=1, pp=1),
     )
     assert code == 0
     assert swept.document == printed
