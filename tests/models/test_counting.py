@@ -9,7 +9,6 @@ from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.zoo.catalogue import FAMILIES, build, model_spec
 
-
 DEMOS = [name for family in FAMILIES.values() for name in family.models if "-demo" in name]
 
 

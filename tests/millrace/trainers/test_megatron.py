@@ -279,3 +279,34 @@ def test_arguments_in_yaml_are_a_job(text):
 def test_yaml_that_cannot_be_understood_is_named(text, message):
     with pytest.raises(SettingsError, match=message):
         MEGATRON_CORE.read(SettingsSource(files={"gpt.yaml": text}, values={}))
+
+
+def test_recomputation_is_read_in_each_of_its_spellings():
+    """The mode, the layers of a chunk (0: all), and the options that are planned otherwise."""
+    spellings = {
+        "": ("none", 0, ()),
+        "--recompute-activations": ("selective", 0, ()),
+        "--checkpoint-activations": ("full", 0, ()),
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": (
+            ("full", 0, ())
+        ),
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2": (
+            ("full", 0, ("--recompute-num-layers 2",))
+        ),
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 24": (
+            ("full", 0, ())
+        ),
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 5": (
+            ("full", 5, ())
+        ),
+        "--recompute-granularity selective --recompute-modules core_attn mlp": (
+            ("selective", 0, ("--recompute-modules mlp",))
+        ),
+    }
+    for text, expected in spellings.items():
+        source = SettingsSource(files={"": f"{SIZES} --global-batch-size 64 {text}"}, values={})
+        settings_read = MEGATRON_CORE.read(source)
+        notes = [note.partition(":")[0] for note in settings_read.unplanned if "recompute" in note]
+        job_read = settings_read.job
+        mode = job_read.pins.recompute
+        assert (mode, job_read.recompute_layers, tuple(notes)) == expected, text
