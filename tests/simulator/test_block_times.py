@@ -1,6 +1,5 @@
 """Times of blocks, measured on one plan: the step of that plan, and of other divisions."""
 
-from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -42,7 +41,6 @@ EXPERTS: Config = dict(DEMO["mixtral-demo"]) | {
 }
 
 
-@cache
 def planned(schedule: str, spec: ModelSpec | None = None, tp: int = 1) -> Plan:
     spec = spec or ModelSpec(name="gpt", family="gpt", config=GPT, seq_len=512, precision="bf16")
     rows = SCHEDULES[schedule]

@@ -91,6 +91,21 @@ def test_a_collective_that_begins_later_slows_the_rest_of_a_computation() -> Non
     assert simulated.exposed_communication_ns == 0
 
 
+def test_of_two_collectives_the_one_that_ends_last_slows_a_computation() -> None:
+    writer = SimulatedWriter()
+    (reduce,) = (a for a in overlapped(1, ranks=2, message_bytes=0).programs[0].actors if a.meeting)
+    assert reduce.meeting is not None
+    writer.actor("first", "copy", [], [("x", 1)])
+    writer.actor("compute", "compute", [], [])
+    writer.actor("long", "lane", [], [("y", 1)], meeting=reduce.meeting)
+    short = replace(reduce.meeting, key="short")
+    writer.actor("short", "other lane", [("x", 1)], [("z", 1)], meeting=short)
+    graph = joined(writer.program(ranks=(0, 1)))
+    ns = times(graph, {"first": 10, "compute": 100, "long": 60, "short": 30})
+    simulated = simulate(graph, cluster_with_launches(overlap=0.5), steps=1, durations_ns=ns)
+    assert simulated.step_time_ns == 60 + 70
+
+
 def test_what_no_one_can_hide_costs_a_step_both_times() -> None:
     graph = overlapped(firings=10, ranks=2, message_bytes=0)
     ns = times(graph, {"compute": 100, "reduce": 90})

@@ -205,6 +205,8 @@ def test_a_step_takes_as_long_as_op_by_op(name: str) -> None:
     assert abs(coarse.exposed_communication_ns - exposed) < 0.012 * fine.step_time_ns
     assert coarse.firings < 0.1 * fine.firings
     assert coarse.memory_bytes_max == fine.memory_bytes_max
+    quick = predict_fast(plan, plan_memory(plan), "stage", stages_of(name))
+    assert quick.exposed_communication_ns == coarse.exposed_communication_ns
 
 
 @pytest.mark.parametrize(("schedule", "stages", "rows", "microbatches"), CUTS)
