@@ -34,7 +34,6 @@ from benchmarks.gpu.roofline import RooflineWork, kind_of, works
 from benchmarks.gpu.trained_models import benchmark_model, planned
 from millrace.models.documents import FileError
 from millrace.models.errors import ModelError
-from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster, Device
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs.measured_tables import MeasuredOp, measured_ops, with_measured
@@ -141,35 +140,28 @@ def predictions(cluster: Cluster, steps: Mapping[str, MeasuredStep]) -> list[Ste
     plans = {
         model: planned(benchmark_model(model), step.batch, cluster) for model, step in steps.items()
     }
-    compiled = {model: compile_plan(plan) for model, plan in plans.items()}
-    ops = {
-        model: ops_of_kinds(plan, compiled[model], steps[model].kind_s)
-        for model, plan in plans.items()
-    }
+    ops = {model: ops_of_kinds(plan, steps[model].kind_s) for model, plan in plans.items()}
     rows = []
     for model, plan in plans.items():
         others = [op for other, of in ops.items() if other != model for op in of]
         folded: list[Sequence[MeasuredOp]] = [(), ops[model], others, [*others, *ops[model]]]
         devices = [with_measured(cluster.device, each) for each in folded]
-        rows.append(_prediction(plan, compiled[model], devices, steps[model]))
+        rows.append(_prediction(plan, devices, steps[model]))
     return rows
 
 
-def ops_of_kinds(plan: Plan, compiled: ActorGraph, kind_s: Mapping[str, float]) -> list[MeasuredOp]:
+def ops_of_kinds(plan: Plan, kind_s: Mapping[str, float]) -> list[MeasuredOp]:
     """Ops of a plan on one device with what they took, by what their kinds of actor took.
 
     Parameters
     ----------
     plan : Plan
         With the profile that it is predicted from.
-    compiled : ActorGraph
-        Its actors.
     kind_s : mapping
         Seconds of a step by kind of actor; kinds that are not in it were not measured.
     """
-    (program,) = compiled.programs
-    actor_works = works(plan, compiled)
-    predicted_s = _by_kind(actor_works)
+    (program,) = (compiled := compile_plan(plan)).programs
+    predicted_s = _by_kind(actor_works := works(plan, compiled))
     ops: list[MeasuredOp] = []
     for actor, work in zip(program.actors, actor_works, strict=True):
         kind = kind_of(work)
@@ -187,13 +179,10 @@ def _by_kind(actor_works: Iterable[RooflineWork]) -> Counter[str]:
     return seconds
 
 
-def _prediction(
-    plan: Plan, compiled: ActorGraph, devices: Sequence[Device], step: MeasuredStep
-) -> StepPrediction:
-    plans = [_on(plan, device) for device in devices]
-    actor_works = [works(each, compiled) for each in plans]
-    kinds = [_by_kind(each) for each in actor_works]
-    actors = Counter(kind_of(work) for work in actor_works[0])
+def _prediction(plan: Plan, devices: Sequence[Device], step: MeasuredStep) -> StepPrediction:
+    plans, compiled = [_on(plan, device) for device in devices], compile_plan(plan)
+    kinds = [_by_kind(actor_works := works(each, compiled)) for each in plans]
+    actors = Counter(kind_of(work) for work in actor_works)
     return StepPrediction(
         model=plan.model.name,
         batch=step.batch,
@@ -268,8 +257,7 @@ def predicted(profile: Path, results: Path) -> list[StepPrediction]:
     """Predictions of all models that a file has times of kinds of, made once for all tables."""
     steps = measured_steps(row for each in read_summaries(results) for row in each["rows"])
     if not steps:
-        wanted = "name a file of `benchmarks.gpu.results`"
-        raise FileError(f"{results} has no times of kinds: {wanted}")
+        raise FileError(f"{results} has no times of kinds: name one of `benchmarks.gpu.results`")
     return predictions(millrace.cluster("local-gpu:1", profile=profile), steps)
 
 

@@ -78,13 +78,8 @@ def test_a_kernel_computes_what_the_oracle_does(kind: str):
 def assert_computes_what_the_oracle_does(example: Example) -> None:
     for dtype in TOLERANCE:
         inputs = example.inputs(dtype)
-        outputs = call(
-            example.kind,
-            example.labels,
-            inputs,
-            output_shards(example, dtype),
-            attributes=example.attributes,
-        )
+        shards = output_shards(example, dtype)
+        outputs = call(example.kind, example.labels, inputs, shards, attributes=example.attributes)
         assert_close(outputs, example.expected(inputs), dtype)
 
 

@@ -150,15 +150,9 @@ def parametrize_cases(cases: Iterable[ExampleCase]) -> pytest.MarkDecorator:
     alike: dict[tuple[str, bool], list[ExampleCase]] = {}
     for case in cases:
         alike.setdefault((case.example.kind, case.usual), []).append(case)
-    return pytest.mark.parametrize(
-        "cases",
-        [
-            pytest.param(of_kind, id=kind)
-            if usual
-            else pytest.param(of_kind, id=f"{kind}, the others", marks=pytest.mark.exhaustive)
-            for (kind, usual), of_kind in alike.items()
-        ],
-    )
+    marks = {True: (), False: pytest.mark.exhaustive}
+    values = [pytest.param(of, id=kind, marks=marks[usual]) for (kind, usual), of in alike.items()]
+    return pytest.mark.parametrize("cases", values)
 
 
 def check_all(cases: Iterable[ExampleCase], emulator: Emulator) -> None:
@@ -169,9 +163,6 @@ def check_all(cases: Iterable[ExampleCase], emulator: Emulator) -> None:
             case.check(emulator)
         except AssertionError as error:
             complaints.append(f"{case}: {error}")
-        except Exception as error:
-            error.add_note(str(case))
-            raise
     assert not complaints, "\n".join(complaints)
 
 

@@ -69,15 +69,8 @@ CASES = cases_of(ALL, tolerance=ROUNDED_ONCE)
 
 
 def accumulating(narrow: str, wide: str) -> Calls:
-    return make_calls(
-        context_of(
-            "accumulate",
-            "n -> n",
-            [whole_shard((5,), narrow)],
-            [whole_shard((5,), wide)],
-            output_hold=3,
-        )
-    )
+    sides = [whole_shard((5,), narrow)], [whole_shard((5,), wide)]
+    return make_calls(context_of("accumulate", "n -> n", *sides, output_hold=3))
 
 
 ACCUMULATED = [("float32", "float32"), ("bfloat16", "float32"), ("float16", "float32")]
@@ -134,27 +127,16 @@ def test_the_exact_gelu_is_exact_in_between(emulator: Emulator):
     x = np.linspace(-9, 9, 4_001)
     expected = x * 0.5 * np.vectorize(erfc)(-x / np.sqrt(2))
     for dtype, tolerance in (("float64", 1e-13), ("float32", 2e-6)):
-        (output,) = call(
-            "gelu_erf",
-            "n -> n",
-            [x.astype(dtype)],
-            [whole_shard(x.shape, dtype)],
-            emulator=emulator,
-        )
+        shards = [whole_shard(x.shape, dtype)]
+        (output,) = call("gelu_erf", "n -> n", [x.astype(dtype)], shards, emulator=emulator)
         np.testing.assert_allclose(output, expected, atol=tolerance)
 
 
 def test_what_is_no_number_stays_none(emulator: Emulator):
     x = np.array([np.nan, 1.0])
     for kind, attributes in (("relu", {}), ("clip", {"low": -0.5, "high": 0.75}), ("gelu", {})):
-        (output,) = call(
-            kind,
-            "n -> n",
-            [x],
-            [whole_shard((2,), "float64")],
-            attributes=attributes,
-            emulator=emulator,
-        )
+        shards, more = [whole_shard((2,), "float64")], {"attributes": attributes}
+        (output,) = call(kind, "n -> n", [x], shards, emulator=emulator, **more)
         assert np.isnan(output[0])
         assert np.isfinite(output[1])
 

@@ -44,7 +44,7 @@ both = pytest.mark.parametrize("kind", KINDS)
 
 
 def is_usual(number: int) -> bool:
-    """Whether it is run unless all are of sizes, kinds, with and without something: every pair."""
+    """True of every pair of a size, a kind, and with or without something."""
     size_number, of_size = divmod(number, 4)
     return of_size in ((0, 3), (1, 2))[size_number % 2]
 
