@@ -18,7 +18,7 @@ columns: dict[str, dict[str, float]] = {}
 transfers: list[str] = []
 for name, pins in shapes.items():
     # Pinned degrees are fixed. Schedule, microbatches and recomputation remain free.
-    planned = millrace.plan("llama2-7b", "a100-sxm-80gb:8x1", global_batch=64, pins=pins)
+    planned = millrace.plan("llama2-7b", "a100-sxm-80gb:8x1", global_batch=16, pins=pins)
     print(f"{name}: {planned}")
 
     # Every instant of a step is compute, communication that no compute hides, or bubble (waiting).

@@ -84,6 +84,10 @@ def filled_app() -> typer.Typer:
     return app
 
 
+# App as its parser has it, which takes as long to make as most commands take to answer.
+_command = cache(lambda: typer.main.get_command(filled_app()))
+
+
 def exit_code_of(error: BaseException) -> int | None:
     """Exit code of the contract for an error, None where it is a bug of ours."""
     from millrace.executor.errors import CheckpointError, DataError, ExecutorError
@@ -99,9 +103,8 @@ def exit_code_of(error: BaseException) -> int | None:
 
     if isinstance(error, InfeasibleError):
         return 1
-    if isinstance(error, PlanError | ModelError | ClusterError):
-        return 2
-    if isinstance(error, DataError | CheckpointError | FileError):
+    refused = PlanError | ModelError | ClusterError | DataError | CheckpointError | FileError
+    if isinstance(error, refused):
         return 2
     if isinstance(error, OSError) and error.errno == ENAMETOOLONG:  # what was given is no name
         return 2
@@ -166,7 +169,7 @@ def run(arguments: list[str] | None = None) -> int:
         given = sys.argv[1:] if arguments is None else arguments
         if sentence := empty_value(given):
             return _fail(sentence, 2)
-        code = filled_app()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
+        code = _command()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
             _deafen()
             return _fail("interrupted", INTERRUPTED)

@@ -33,9 +33,7 @@ PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m millrace "$@"\n'
 
 
 @pytest.fixture
-def answered(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def answered(monkeypatch, capsys) -> Callable[..., str]:
     """Return what the program answers to the question of a shell."""
 
     def answer(**question: str) -> str:

@@ -15,7 +15,7 @@ from millrace.trainers.trainer import SettingsError
 COMMAND = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 768 "
     "--num-attention-heads 12 --seq-length 256 --max-position-embeddings 256 --vocab-size 50304 "
-    "--micro-batch-size 1 --global-batch-size 16 --bf16 --tensor-model-parallel-size 2 "
+    "--micro-batch-size 1 --global-batch-size 8 --bf16 --tensor-model-parallel-size 2 "
     "--use-distributed-optimizer --recompute-granularity full --recompute-method uniform"
 )
 

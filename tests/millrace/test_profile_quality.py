@@ -110,7 +110,7 @@ def test_a_machine_whose_cache_cannot_be_written_plans_and_says_so_once(
     (tmp_path / "millrace").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "profile", lambda ranks, **_: a_profile(QUIET))
-    monkeypatch.setattr(local_profile, "_in_a_step", lambda device, *_: device)
     code, out, said = call(*command)
     assert (code, bool(out)) == (0, True)
+    assert ("measuring this machine with 2 ranks, once" in said) == (command[0] == "plan")
     assert said.count("it is made every time until the folder can be written to") == 1

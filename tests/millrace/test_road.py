@@ -138,7 +138,7 @@ def test_a_run_is_compared_with_its_prediction_actor_by_actor(answer, plan, tmp_
     assert answer("compare", plan, trace, "--tolerance", "1e9")[0] == 0
     assert answer("compare", plan, trace, "--tolerance", "0")[0] == 1
     other = tmp_path / "other.json"
-    answer("plan", "mlp", "--cluster", "a100-sxm-80gb:2x1", "--global-batch", "8", "-o", other)
+    write_document(other, replace(data_parallel_pipeline(), seed=1))
     code, refused = answer("compare", other, trace)
     assert code == 2
     assert load_plan(other).digest() in refused["error"]
@@ -206,9 +206,9 @@ def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_p
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     environment.pop("PYTHONSAFEPATH", None)
 
-    def cli_document(*arguments: object) -> dict:
+    def printed(*program: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "millrace", *map(str, arguments), "--json"],
+            [sys.executable, *program],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -216,14 +216,18 @@ def test_packages_of_the_users_own_with_our_folders_names_do_no_harm(plan, tmp_p
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return done.stdout
 
-    assert cli_document("models", "gpt2-small")["rows"]
-    assert cli_document("clusters", "a100-sxm-80gb:8x1")["rows"]
-    sought = ("resnet-demo", "--cluster", "a100-sxm-80gb:1x1", "--global-batch", 8)
-    assert cli_document("plan", *sought)["step_time_s"] > 0
-    assert cli_document("simulate", plan)["step_time_s"] > 0
-    assert len(cli_document("run", plan, "--steps", 2)["loss"]) == 2
+    lines = (
+        ["models", "gpt2-small"],
+        ["clusters", "a100-sxm-80gb:8x1"],
+        ["plan", "mlp", "--cluster", "a100-sxm-80gb:1x1", "--global-batch", "8"],
+        ["simulate", str(plan)],
+    )
+    code = f"from millrace.cli import run\nfor line in {lines!r}: assert run([*line]) == 0, line"
+    assert "\nmlp on a100-sxm-80gb:1x1: " in printed("-c", code)
+    ran = printed("-m", "millrace", "run", str(plan), "--steps", "2", "--json")
+    assert len(json.loads(ran)["loss"]) == 2
 
 
 def test_one_name_holds_the_four_folders():

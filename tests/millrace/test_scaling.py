@@ -1,13 +1,15 @@
 """Scaling: rows in the order asked, each question once, what binds, where it stops paying."""
 
 import csv
-import json
+from functools import cache
 
 import pytest
+from msgspec import json
 from msgspec.structs import replace
 
 import millrace
 from millrace.api.plan_search import check_question
+from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.scaling import Failures, Sweep, sweep
@@ -33,12 +35,18 @@ def small_sweep(**changes):
     return Sweep(**(given | changes))
 
 
+@cache
+def small_plan(cluster, batch):
+    """Plan of the small sweep's model, on a cluster by its document."""
+    return searched("mlp", json.decode(cluster, type=Cluster), batch, tp=1, pp=1)
+
+
 def counted(calls):
     """The search, which notes the names of what it was asked."""
 
     def recorded_search(on, batch, tell):
         calls.append((on.name, batch))
-        return searched("mlp", on, batch)
+        return small_plan(json.encode(on), batch)
 
     return recorded_search
 
@@ -278,10 +286,10 @@ def test_an_attention_whose_probabilities_are_in_memory_is_slower(answer):
 def test_the_command_writes_rows_a_csv_file_and_a_picture(call, tmp_path):
     table, picture = tmp_path / "rows.csv", tmp_path / "rows.png"
     given = ("scale", "mlp", "--cluster", "a100-sxm-80gb:2,v100-sxm-16gb:2", "--nodes", "1,2")
-    given += ("--global-batch", "64", "--csv", str(table), "--plot", str(picture))
+    given += ("--tp", "1", "--pp", "1", "--global-batch", "64", "--csv", table, "--plot", picture)
     code, out, err = call(*given, "--json")
     assert code == 0
-    rows = json.loads(out)["rows"]
+    rows = json.decode(out)["rows"]
     assert [row["devices"] for row in rows] == [2, 4, 2, 4]
     assert err.startswith("0 s  1 of 4, 2 devices of a100-sxm-80gb:2, batch 64: planning")
     for row in rows:
@@ -318,7 +326,7 @@ def test_where_no_point_has_a_plan_the_answer_is_no_and_the_rows_say_why(call, t
     assert code == 1
     assert b"<svg" in picture.read_bytes()
     assert "no point has a plan" in err
-    assert "no plan" in json.loads(out)["rows"][0]["reason"]
+    assert "no plan" in json.decode(out)["rows"][0]["reason"]
 
 
 def test_long_times_and_large_energies_are_written_in_large_units():
