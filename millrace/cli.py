@@ -10,11 +10,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from errno import ENAMETOOLONG
 from functools import cache
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -84,8 +85,10 @@ def filled_app() -> typer.Typer:
     return app
 
 
-# App as its parser has it, which takes as long to make as most commands take to answer.
-_command = cache(lambda: typer.main.get_command(filled_app()))
+@cache  # to make it takes as long as most commands take to answer
+def _parser() -> Callable[..., Any]:
+    """Parser of the app."""
+    return typer.main.get_command(filled_app())
 
 
 def exit_code_of(error: BaseException) -> int | None:
@@ -169,7 +172,7 @@ def run(arguments: list[str] | None = None) -> int:
         given = sys.argv[1:] if arguments is None else arguments
         if sentence := empty_value(given):
             return _fail(sentence, 2)
-        code = _command()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
+        code = _parser()(args=given or ["--help"], prog_name="millrace", standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of Ctrl-C
             _deafen()
             return _fail("interrupted", INTERRUPTED)

@@ -65,7 +65,8 @@ def scaled_otherwise(forward: Graph) -> list[str]:
     return [
         name
         for name, gradient in gradients(scaled(training), values).items()
-        if not np.allclose(gradient, SCALE * plain_ones[name], rtol=1e-9, atol=0)
+        if gradient.shape != plain_ones[name].shape
+        or not np.allclose(gradient, SCALE * plain_ones[name], rtol=1e-9, atol=0)
     ]
 
 
