@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import msgspec
 import pytest
 
 RECORD = Path(__file__).with_name("durations.json")
-SLOW_S = 0.5
+SLOW_S = 0.25
 RECORDING = "MILLRACE_RECORD_DURATIONS"
 
 
@@ -53,7 +53,7 @@ def mark_fast(items: list[pytest.Item]) -> None:
     for item in items:
         path, _, case = item.nodeid.partition("::")
         record = durations.get(path)
-        left_out = item.get_closest_marker("exhaustive") or item.get_closest_marker("gpu")
+        left_out = item.get_closest_marker("exhaustive") or path.startswith("tests/gpu/")
         if not left_out and (record is None or case not in record.slow):
             item.add_marker("fast")
 
@@ -191,23 +191,30 @@ class DurationCollector:
                 self.setup_seconds.setdefault(key, {})[process] = seconds
 
     def costs(self) -> dict[str, float]:
-        """Seconds of every case, with its share of what it has in common with fast cases."""
-        costs, slow = dict(self.seconds), set[str]()
+        """Seconds of every case, with its share of what it has in common with others like it.
+
+        A case is slow if it is so with its share among the fast ones, of which there are then
+        fewer; the share of a slow case is that among all.
+        """
+        slow, everybody = set[str](), self.with_shares(self.setups)
         while True:
-            fast = [keys for case, keys in self.setups.items() if case not in slow]
-            users = Counter(key for keys in fast for key in keys)
-            shares = {
-                key: sum(self.setup_seconds[key].values()) / max(1, users[key])
-                for key in self.setup_seconds
-            }
-            costs = {
-                case: seconds + sum(shares[key] for key in self.setups[case])
-                for case, seconds in self.seconds.items()
-            }
-            grown = {case for case, seconds in costs.items() if seconds >= SLOW_S}
-            if grown <= slow:
-                return costs
+            costs = self.with_shares(case for case in self.setups if case not in slow)
+            grown = {case for case, seconds in costs.items() if seconds >= SLOW_S} - slow
+            if not grown:
+                return {case: everybody[case] if case in slow else costs[case] for case in costs}
             slow |= grown
+
+    def with_shares(self, sharing: Iterable[str]) -> dict[str, float]:
+        """Seconds of every case, with its share of set-ups that those which share them pay."""
+        users = Counter(key for case in sharing for key in self.setups[case])
+        shares = {
+            key: sum(seconds.values()) / max(1, users[key])
+            for key, seconds in self.setup_seconds.items()
+        }
+        return {
+            case: seconds + sum(shares[key] for key in self.setups[case])
+            for case, seconds in self.seconds.items()
+        }
 
     def durations(self) -> dict[str, FileDurations]:
         """Durations of the files whose cases ran."""
