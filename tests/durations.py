@@ -64,31 +64,32 @@ class SharedSetups:
     Parameters
     ----------
     seconds
-        Of each set-up, without the set-ups that it asked for itself.
-    inside
-        The set-ups that each of them asked for.
-    open
-        What is being timed, innermost last: the set-ups it asked for, and their seconds.
+        Of each set-up, with the set-ups that it asked for itself.
+    asked
+        The set-ups that the case under way asked for.
+    computed_s
+        Seconds of those that it was the first to ask for.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[Hashable, float] = {}
-        self.inside: dict[Hashable, set[Hashable]] = {}
-        self.open: list[tuple[set[Hashable], list[float]]] = [(set(), [])]
+        self.asked: set[Hashable] = set()
+        self.computed_s = 0.0
+        self._depth = 0
 
     @contextmanager
-    def computing(self, key: Hashable) -> Iterator[None]:
-        """Time the one computation of a set-up."""
-        self.open.append((set(), []))
-        start = time.perf_counter()
+    def asking(self, key: Hashable) -> Iterator[None]:
+        """Take note of a set-up that is asked for, and time it where it is computed now."""
+        known_s, start = self.seconds.get(key), time.perf_counter()
+        self._depth += 1
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - start
-            asked, nested = self.open.pop()
-            self.seconds[key], self.inside[key] = elapsed - sum(nested), asked
-            self.open[-1][0].add(key)
-            self.open[-1][1].append(elapsed)
+            self._depth -= 1
+            elapsed_s = self.seconds.setdefault(key, time.perf_counter() - start)
+            if not self._depth:
+                self.asked.add(key)
+                self.computed_s += elapsed_s if known_s is None else 0.0
 
     def cached(self, function: Callable[..., Any]) -> Any:
         """Return what `functools.cache` does, its computations timed, for functions of tests."""
@@ -98,32 +99,22 @@ class SharedSetups:
 
         @functools.wraps(cached)
         def timed(*args: Hashable, **kwargs: Hashable) -> Any:
-            key = (function, args, tuple(kwargs.items()))
-            if key in self.seconds:
-                self.open[-1][0].add(key)
-                return cached(*args, **kwargs)
-            with self.computing(key):
+            with self.asking((function, args, tuple(kwargs.items()))):
                 return cached(*args, **kwargs)
 
         return timed
 
-    def take(self, fixtures: set[Hashable]) -> tuple[float, set[Hashable]]:
-        """Seconds of the set-ups that were computed since the last call, and all that were asked.
+    def take(self, fixtures: set[Hashable]) -> tuple[float, dict[str, float]]:
+        """Seconds that the case spent on set-ups, and the seconds of all that it asked for.
 
         Parameters
         ----------
         fixtures
             Keys of the fixtures of wide scope that the case uses.
         """
-        asked, nested = self.open.pop()
-        self.open.append((set(), []))
-        pending, needed = list(asked | fixtures), set[Hashable]()
-        while pending:
-            key = pending.pop()
-            if key not in needed:
-                needed.add(key)
-                pending += self.inside.get(key, ())
-        return sum(nested), needed & self.seconds.keys()
+        asked = (self.asked | fixtures) & self.seconds.keys()
+        computed_s, self.asked, self.computed_s = self.computed_s, set(), 0.0
+        return computed_s, {str(key): self.seconds[key] for key in asked}
 
 
 real_cache = functools.cache
@@ -154,7 +145,7 @@ class CaseTimer:
         if fixturedef.scope == "function":
             return (yield)
         index = getattr(request, "param_index", None) if hasattr(request, "param") else None
-        with shared_setups.computing((fixturedef.baseid, fixturedef.argname, index)):
+        with shared_setups.asking((fixturedef.baseid, fixturedef.argname, index)):
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -165,8 +156,7 @@ class CaseTimer:
         if call.when != "teardown":
             self.elapsed_s[item.nodeid] = elapsed_s
             return report
-        computed_s, needed = shared_setups.take(fixture_keys(item))
-        setups = {str(key): shared_setups.seconds[key] for key in needed}
+        computed_s, setups = shared_setups.take(fixture_keys(item))
         report.user_properties.append(("seconds", elapsed_s - computed_s))
         report.user_properties.append(("setups", setups))
         return report
