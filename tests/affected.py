@@ -8,7 +8,7 @@ take by `durations.json`. ``--within 60`` keeps the nearest whose seconds togeth
 A name that is imported from a package, or read of `millrace`, counts for the file that defines it.
 A module that names another in a text (`"millrace.executor.worker"`) runs it; one with a text that
 begins with `millrace`, or with a shell, runs the command line. A file without imports of its own (a
-table, a source in C, a page) is read by the modules that name it or list its kind.
+table, a source in C, a page) is read by the modules that name it or its kind.
 """
 
 import argparse
@@ -76,32 +76,31 @@ def reached(path: Path) -> Iterator[Path | None]:
             case ast.Constant(value=str(text)):
                 if re.fullmatch(r"(millrace|benchmarks)(\.\w+)+", text):
                     yield place_of(text)
-                elif outside and re.match(r"bash$|millrace\b(?!\.)", text):
+                elif outside and re.match(r"bash$|millrace( |$)", text):
                     yield COMMAND_LINE
 
 
+@cache
 def import_graph() -> nx.DiGraph:
-    """An edge from every module to each that it reaches, directly."""
+    """An edge from every module to each that it reaches, directly; fixtures are imported too."""
     graph = nx.DiGraph()
     graph.add_nodes_from(modules())
     for path in modules():
         if path == ROOT / "millrace" / "__init__.py":
             continue  # its names count for the files that define them
         graph.add_edges_from((path, target) for target in reached(path) if target)
+        fixtures = (folder / "conftest.py" for folder in path.relative_to(ROOT).parents)
+        graph.add_edges_from((path, ROOT / name) for name in fixtures if (ROOT / name).exists())
     return graph
 
 
 def readers(changed: Path) -> Iterator[Path]:
     """Modules that read a file without imports of its own; tests that read all of Python."""
-    suffix = re.escape(changed.suffix)
+    python = changed.suffix == ".py"
+    named = rf"{re.escape(changed.name)}|{re.escape(changed.suffix)}\""
+    pattern = r"rglob\(\"\*\.py\"\)" if python else named
     for path in modules():
-        if changed.suffix == ".py":
-            pattern = r"rglob\(\"\*\.py\"\)" if path.name.startswith("test_") else r"(?!)"
-        elif changed.is_relative_to(path.parent):
-            pattern = rf"{suffix}\""
-        else:
-            pattern = rf"{re.escape(changed.name)}|\*{suffix}\""
-        if re.search(pattern, path.read_text()):
+        if (not python or path.name.startswith("test_")) and re.search(pattern, path.read_text()):
             yield path
 
 
@@ -140,8 +139,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--run", nargs=argparse.REMAINDER, metavar="OPTION", help="pytest's")
     options = parser.parse_args(arguments)
+    try:
+        changed = changed_files(options.revision)
+    except subprocess.CalledProcessError:
+        parser.error(f"{options.revision}: no revision that git knows")
     durations, seconds, cases, chosen = recorded(), 0.0, 0, list[str]()
-    for name, distance in affected(changed_files(options.revision)).items():
+    for name, distance in affected(changed).items():
         record = durations.get(name)
         if record and seconds + record.seconds > options.within:
             continue
