@@ -11,10 +11,11 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.simulator import predict
 from millrace.simulator.account import Account, account_of
-from millrace.simulator.account.memory import peak_bytes, window_of
+from millrace.simulator.account.memory import course_of_firings, peak_bytes, window_of
 from millrace.simulator.simulate import Simulated
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
+from tests.simulator.graphs import GPU, SimulatedWriter
 from tests.simulator.test_stages import planned
 
 NAMES = ("ZeRO 3 on stages", "experts", "zb-h1", "recompute", "interleaved", "pairs")
@@ -129,3 +130,14 @@ def test_memory_of_whole_parts_peaks_at_the_plans(name: str) -> None:
     for course, row in zip(account.memory, account.stages, strict=True):
         assert peak_bytes(course) == sum(row.memory_by_kind.values())
         assert row.memory_by_kind == simulated.memory_by_kind[row.stage]
+
+
+def test_a_version_is_there_from_the_start_of_its_maker_to_the_end_of_its_last_reader() -> None:
+    writer = SimulatedWriter()
+    writer.actor("make", "compute", [], [("x", 1)], firings=2)
+    writer.actor("read", "compute", [("x", 1)], [], firings=2)
+    writer.actor("read late", "copies", [("x", 1)], [], firings=2)
+    starts, ends = ((10, 40), (20, 50), (22, 62)), ((20, 50), (30, 60), (35, 70))
+    course = course_of_firings(writer.program(), 0, GPU, (starts, ends), {"context": 100})
+    assert course.times_ns == (0, 10, 35, 40, 70)
+    assert course.bytes_by_kind == {"activation": (0, 16, 0, 16, 0), "context": (100,) * 5}
