@@ -86,7 +86,7 @@ def two_nodes() -> Plan:
 @cache
 def on_one_machine() -> list[float]:
     """Losses of a run that nothing befalls."""
-    return list(execute(data_parallel_pipeline(), steps=12).losses)
+    return list(execute(data_parallel_pipeline(), steps=40).losses)
 
 
 def after(step: int, act: Callable[[], None]) -> Callable[[int, float], None]:
@@ -177,12 +177,12 @@ def test_a_host_that_is_cut_off_is_named_and_a_spare_takes_its_place(
     try:
         measured = execute(
             two_nodes(),
-            steps=12,
+            steps=40,
             saving=Saving(folder=tmp_path / "saved", every=2),
             supervision=Supervision(
                 hosts=hosts_in(network, 3),
                 restarts=1,
-                progress=after(4, network[1].cut),
+                progress=after(8, network[1].cut),
                 noted=told.append,
             ),
         )
@@ -208,10 +208,10 @@ def test_a_lost_host_without_a_spare_is_planned_around(
         cluster = msgspec.structs.replace(plan.cluster, devices_per_node=4, nodes=1)
         return msgspec.structs.replace(smaller, cluster=cluster)
 
-    killed = after(3, lambda: os.kill(agent_of(network[0].name), signal.SIGKILL))
+    killed = after(5, lambda: os.kill(agent_of(network[0].name), signal.SIGKILL))
     measured = execute(
         two_nodes(),
-        steps=12,
+        steps=20,
         saving=Saving(folder=tmp_path / "saved", every=2),
         supervision=Supervision(
             hosts=hosts_in(network, 2), restarts=1, replan=replan, progress=killed
@@ -219,7 +219,7 @@ def test_a_lost_host_without_a_spare_is_planned_around(
     )
     assert asked == [1]
     assert [restart.nodes for restart in measured.restarts] == [1]
-    assert measured.losses == pytest.approx(on_one_machine(), rel=1e-5)
+    assert measured.losses == pytest.approx(on_one_machine()[:20], rel=1e-5)
 
 
 def agent_of(host: str) -> int:
