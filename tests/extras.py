@@ -41,9 +41,10 @@ class MissingExtras:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.cache = getattr(config, "cache", None)  # none under `-p no:cacheprovider`
         self.extras: dict[str, str] = {}
         if config.getoption("extras"):
-            config.args = config.cache.get(CACHED, [])
+            config.args = self.cache.get(CACHED, []) if self.cache else []
             if not config.args:
                 raise pytest.UsageError("--extras: no tests skipped for want of an extra before")
 
@@ -68,8 +69,9 @@ class MissingExtras:
             self.extras[report.nodeid] = match[1]
 
     def pytest_sessionfinish(self) -> None:
-        if not hasattr(self.config, "workerinput") and not self.config.getoption("extras"):
-            self.config.cache.set(CACHED, sorted(self.extras))
+        collected_all = not self.config.getoption("extras")
+        if self.cache and collected_all and not hasattr(self.config, "workerinput"):
+            self.cache.set(CACHED, sorted(self.extras))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for extra, count in sorted(Counter(self.extras.values()).items()):
