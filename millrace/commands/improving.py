@@ -7,6 +7,7 @@ import typer
 
 from millrace.commands.trainers import (
     From,
+    LeftOut,
     Nodes,
     OnDevices,
     PerNode,
@@ -47,6 +48,7 @@ def improve(
     nodes: Nodes = 0,
     gpus_per_node: PerNode = 0,
     values: Values = None,
+    left_out: LeftOut = None,
     measured: Measured = None,
     changes_only: ChangesOnly = False,
     output: PlanFile = None,
@@ -69,8 +71,8 @@ def improve(
     if output is not None and changes_only:
         raise typer.BadParameter("--output writes the best plan, which --changes-only leaves out")
     check_writable(output)
-    trainer, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster)
-    for sentence in (*read.assumed, *read.unplanned):
+    trainer, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster, left_out)
+    for sentence in read.remarks:
         say(sentence)
     with working(f"improving {read.job.model.name}") as told:
         improvement = improved(
@@ -87,6 +89,7 @@ def improve(
         say(f"plan written to {output}")
     document = improvement_document(improvement)
     document |= {"assumed": list(read.assumed), "unplanned": list(read.unplanned)}
+    document |= {"unread": list(read.unread)}
 
     def draw(console: "Console") -> None:
         for line in today_lines(improvement):

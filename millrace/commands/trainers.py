@@ -65,6 +65,14 @@ Values = Annotated[
         help="A variable of a script, or a setting, that the files leave open. May be repeated.",
     ),
 ]
+LeftOut = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore",
+        metavar="NAME",
+        help="A setting to go on without, where it is refused. May be repeated.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -117,6 +125,7 @@ def import_config(
     nodes: Nodes = 0,
     gpus_per_node: PerNode = 0,
     values: Values = None,
+    left_out: LeftOut = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the job's plan to this file.")
     ] = None,
@@ -129,7 +138,7 @@ def import_config(
     from millrace.files import check_writable, write_document
 
     check_writable(output)
-    _, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster)
+    _, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster, left_out)
     document = _documented(read)
     if output is not None or cluster is not None:
         document["cluster"] = _cluster_text(read, cluster)
@@ -146,6 +155,7 @@ def read_settings(
     gpus_per_node: int,
     values: list[str] | None,
     cluster: str | None,
+    left_out: list[str] | None,
 ) -> tuple["Trainer", "ReadSettings"]:
     """Trainer of the settings that a command names, and their job.
 
@@ -161,6 +171,8 @@ def read_settings(
         As `--set` has them.
     cluster : str or None
         As `--cluster` has it: its sizes count.
+    left_out : list of str or None
+        As `--ignore` has them.
 
     Raises
     ------
@@ -170,7 +182,8 @@ def read_settings(
     from millrace.trainers import catalogue
     from millrace.trainers.sources import added_values, source_of
 
-    named = source_of(settings, added_values(values or ()), nodes, gpus_per_node, cluster)
+    added = added_values(values or ())
+    named = source_of(settings, added, nodes, gpus_per_node, cluster, left_out or ())
     return catalogue.read_settings(named, trainer, "--from")
 
 
@@ -207,6 +220,7 @@ def _documented(read: "ReadSettings") -> dict[str, Any]:
         "software": dict(job.software),
         "assumed": list(read.assumed),
         "unplanned": list(read.unplanned),
+        "unread": list(read.unread),
         "ignored": list(read.ignored),
     }
 
@@ -232,7 +246,10 @@ def _draw(read: "ReadSettings", document: dict[str, Any], console: "Console") ->
     for title, sentences in sections:
         for sentence in sentences:
             console.print(f"{title}: {sentence}", markup=False, soft_wrap=True)
-    if read.ignored:
-        console.print(
-            f"without influence on a plan: {' '.join(read.ignored)}", markup=False, soft_wrap=True
-        )
+    lists = (
+        ("not read, since no release has them", read.unread),
+        ("without influence on a plan", read.ignored),
+    )
+    for title, names in lists:
+        if names:
+            console.print(f"{title}: {' '.join(names)}", markup=False, soft_wrap=True)

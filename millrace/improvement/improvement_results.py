@@ -133,4 +133,4 @@ def improve(
     improvement = improved(
         read.job, cluster, trainer=reader, measured_s=measured_s, free=search, progress=progress
     )
-    return ImprovementResult(improvement=improvement, remarks=(*read.assumed, *read.unplanned))
+    return ImprovementResult(improvement=improvement, remarks=read.remarks)

@@ -19,6 +19,7 @@ def source_of(
     nodes: int = 0,
     devices_per_node: int = 0,
     cluster: str | None = None,
+    left_out: Sequence[str] = (),
 ) -> SettingsSource:
     """Source of settings that are files, a folder of files, or a command line.
 
@@ -32,6 +33,8 @@ def source_of(
         In place of what the settings say; 0: as they say.
     cluster : str, optional
         Cluster that the user names: its sizes count where it has them (`h100:8x4`).
+    left_out : sequence of str
+        Names of settings that are not to be read, with dashes or without.
 
     Raises
     ------
@@ -62,7 +65,11 @@ def source_of(
         else:
             files[path.name] = _text(path)
     return SettingsSource(
-        files=files, values=values, nodes=nodes, devices_per_node=devices_per_node
+        files=files,
+        values=values,
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        left_out=frozenset(name.lstrip("-") for name in left_out),
     )
 
 

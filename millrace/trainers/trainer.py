@@ -52,12 +52,21 @@ class ReadSettings:
         Settings that have no place in a plan, by name, such as paths of data.
     unplanned : tuple of str
         Sentences about settings that change speed or memory and have no place in a plan.
+    unread : tuple of str
+        Settings that no release of the trainer has, by name, such as those of a fork.
     """
 
     job: TrainingJob
     assumed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     unplanned: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences that whoever goes by the job has to know, by weight."""
+        unread = f"not read, since no release has them: {' '.join(self.unread)}"
+        return (*self.unplanned, *self.assumed, *([unread] if self.unread else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +75,15 @@ class SettingsSource:
 
     `files` has one text under the empty name where a command line was given. `values` are
     variables of shell scripts that the text leaves open. `nodes` and `devices_per_node` replace
-    what the texts say, where they are above 0.
+    what the texts say, where they are above 0. `left_out` names settings that are not to be read,
+    without dashes.
     """
 
     files: Mapping[str, str]
     values: Mapping[str, str]
     nodes: int = 0
     devices_per_node: int = 0
+    left_out: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
