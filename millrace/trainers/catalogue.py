@@ -8,6 +8,7 @@ from millrace.trainers.deepspeed import DEEPSPEED
 from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.nanotron import NANOTRON
+from millrace.trainers.scripts.unknowns import read_scripts
 from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, Trainer
 
@@ -81,4 +82,4 @@ def read_settings(
         There is no such trainer, or it cannot understand the settings.
     """
     trainer = trainer_of(source) if name is None else trainer_named(name, option)
-    return trainer, trainer.read(source)
+    return trainer, read_scripts(trainer.read, source)

@@ -104,7 +104,10 @@ def recognizes(source: SettingsSource) -> bool:
     """True if a source looks like a command line or a YAML file of Megatron-LM."""
     if any(name in text for _, text in yaml_texts(source) for name in KNOWN_BY_IN_YAML):
         return True
-    return any(name in source.text for name in KNOWN_BY) and "deepspeed" not in source.text
+    words = {word.partition("=")[0] for launch in launches(source) for word in launch.arguments}
+    if "" in source.files:  # arguments alone
+        words |= {word.partition("=")[0] for word in source.files[""].split()}
+    return not words.isdisjoint(KNOWN_BY)
 
 
 def read(source: SettingsSource) -> ReadSettings:
