@@ -1,5 +1,6 @@
 """Megatron-LM's command line: `launch.sh` of a job, and the job of a command or a script."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,11 @@ KNOWN_BY_IN_YAML = ("num_attention_heads:", "tensor_model_parallel_size:", "--hi
 KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
 # What earlier versions called what has another name now.
 RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
+# Words in the names of programs that train other models than decoders of text.
+OTHERS = re.compile(
+    r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|mamba|hybrid|"
+    r"vlm|vl|clip|mimo|llava|multimodal)(?![a-z0-9])(?!.*(/.*/|gpt|llama))"
+)
 LINE, ROOM = 96, 20  # characters of a line of the script, and of a value that follows
 
 
@@ -149,6 +155,11 @@ def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
     if "" in source.files and not candidates:  # arguments alone
         candidates = [LaunchedProgram(program="", arguments=tuple(shlex.split(source.files[""])))]
     chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
+    if chosen is not None and (other := OTHERS.search(chosen.program.lower())):
+        raise SettingsError(
+            f"{chosen.program} trains another model than GPT's and Llama's kind ({other[0]}), and "
+            f"its settings are not read; if it does train one, give its arguments alone"
+        )
     if chosen is None or not (chosen.arguments or optional):
         raise SettingsError(
             f"nothing there starts {PROGRAM}: give the script that does, or its command line"

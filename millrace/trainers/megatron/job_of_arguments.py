@@ -146,28 +146,33 @@ def _chunks(values: Mapping[str, Any], pp: int) -> tuple[tuple[int, ...], int]:
                 f"layers in all, for {pp} stages and {layers} layers"
             )
         return () if len(set(counts)) == 1 else counts, len(counts) // pp
-    chunks = values["num_virtual_stages_per_pipeline_rank"] or 1
-    each = values["num_layers_per_virtual_pipeline_stage"]
-    if each:
-        if layers % (pp * each):
-            raise SettingsError(
-                f"--num-layers-per-virtual-pipeline-stage {each}: {pp} stages with chunks of "
-                f"{each} layers do not divide {layers} layers"
-            )
-        chunks = layers // (pp * each)
     first, last = (values[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last"))
-    if first is None and last is None:
-        return (), chunks
+    if values.get("standalone_embedding_stage"):
+        first = 0
     ends = [end for end in (first, last) if end is not None]
-    inner, rest = pp - len(ends), layers - sum(ends)
-    if (inner and rest % inner) or rest < 0 or any(end % chunks for end in ends):
+    spared = [bool(values[f"account_for_{end}_in_pipeline_split"]) for end in ("embedding", "loss")]
+    inner, rest = pp - len(ends), layers - sum(ends) if ends else layers + sum(spared)
+    each = rest // inner if inner > 0 else 0
+    chunks = values["num_virtual_stages_per_pipeline_rank"] or 1
+    if in_chunk := values["num_layers_per_virtual_pipeline_stage"]:
+        chunks = max(each // in_chunk, 1)
+        each = chunks * in_chunk
+    if pp == 1:
+        return (), 1
+    if rest < 0 or rest != inner * each or any(stage % chunks for stage in (*ends, each)):
         raise SettingsError(
-            f"--decoder-first- and --decoder-last-pipeline-num-layers leave {rest} of {layers} "
-            f"layers for {inner} stages, which do not divide them"
+            f"--num-layers {layers}: Megatron-LM does not divide {rest} layers over {inner} stages "
+            f"of {chunks} chunks; give --pipeline-model-parallel-layout, or the sizes of the ends "
+            f"with --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
         )
-    stages = [first, *[rest // inner] * inner, last] if inner else [first, last]
-    counts = tuple(stage // chunks for stage in stages if stage is not None) * chunks
-    return counts, chunks
+    stages = [each] * pp
+    stages[0] = each if first is None else first
+    stages[-1] = each if last is None else last
+    in_chunks = [stage // chunks for stage in stages] * chunks
+    if not ends:
+        in_chunks[0] -= spared[0]
+        in_chunks[-1] -= spared[1]
+    return () if len(set(in_chunks)) == 1 else tuple(in_chunks), chunks
 
 
 def _pipeline_pins(chunks: int, pp: int) -> dict[str, Any]:

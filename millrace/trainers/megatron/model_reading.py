@@ -12,6 +12,13 @@ from millrace.trainers.trainer import SettingsError
 
 # Llama 3.1's stretched angles, all but their factor (megatron/core/models/common/embeddings/
 # rotary_pos_embedding.py, read 2026-11).
+# Sizes of which none is below one.
+SIZES = (
+    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings"),
+    *("ffn_hidden_size", "kv_channels", "num_query_groups", "num_experts", "moe_router_topk"),
+    *("moe_ffn_hidden_size", "micro_batch_size", "global_batch_size", "kv_lora_rank"),
+    *("make_vocab_size_divisible_by", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+)
 _LLAMA3 = {"rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
 
 
@@ -32,13 +39,14 @@ def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec
     SettingsError
         A size is missing, or a pattern of layers cannot be read.
     """
-    for dest, option in (("num_layers", "--num-layers"), ("hidden_size", "--hidden-size")):
-        if not values[dest]:
+    for dest in ("num_layers", "hidden_size", "num_attention_heads", "seq_length"):
+        option = f"--{dest.replace('_', '-')}"
+        if values[dest] is None:
             raise SettingsError(f"{option} is missing: it says how large the model is")
-    for dest in ("num_attention_heads", "seq_length"):
-        if not values[dest]:
-            option = f"--{dest.replace('_', '-')}"
-            raise SettingsError(f"{option} is missing: it says how large the model is")
+    for dest in SIZES:
+        size = values[dest]
+        if size is not None and size < 1:
+            raise SettingsError(f"--{dest.replace('_', '-')} {size}: expected 1 or more")
     notes: list[str] = []
     learned = values["position_embedding_type"] == "learned_absolute"
     plain = not (values["swiglu"] or values["quick_geglu"] or values["squared_relu"])

@@ -31,12 +31,15 @@ def job(model: ModelSpec, **pins: object) -> TrainingJob:
     further = {"schedule": "1f1b", "interleave": 1, "zero": 1, "sequence_parallel": True}
     if model.config.get("experts"):
         further |= {"ep": 4, "etp": 1, "dispatcher": "alltoall", "expert_overlap": False}
+    layers, stages = int(model.config["layers"]), 2
+    uneven = (layers - layers // stages, layers // stages) if layers % stages else ()
     return TrainingJob(
         model=model,
         training=TrainingSpec(),
         global_batch=64,
         nodes=2,
         devices_per_node=8,
+        chunk_layers=uneven,
         pins=Pins.of({**degrees, **further, **pins}),
         framework="megatron-core",
         cluster="h100:8x2",
@@ -77,9 +80,6 @@ def test_models_of_the_catalogue_come_back(name):
 def test_jobs_come_back(model, pins):
     config = {**model.config, "activation": "silu"}
     there = job(changed(model, config=config), **pins)
-    if model.config["layers"] % 2:
-        layers = int(model.config["layers"])
-        there = replace(there, chunk_layers=(layers // 2 + 1, layers // 2))
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
 
 
@@ -163,6 +163,12 @@ def test_names_of_the_catalogue_are_found_by_their_sizes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--num-layers 25 --pipeline-model-parallel-size 2", "not divide 25 layers over 2 stages"),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
+            "of 2 chunks",
+        ),
+        ("--num-layers -24", "--num-layers -24: expected 1 or more"),
         ("--num-layerz 3", "did you mean --num-layers"),
         ("--num-layers x", "--num-layers x: expected a whole number"),
         ("--num-layers", "--num-layers: expected a value"),
@@ -179,6 +185,29 @@ def test_names_of_the_catalogue_are_found_by_their_sizes():
 def test_what_cannot_be_understood_is_named(words, message):
     with pytest.raises(SettingsError, match=message.replace("$", r"\$")):
         read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} {words}")
+
+
+def test_layers_lie_in_stages_as_megatron_lays_them():
+    """Without the embedding's and the loss's part where they are counted, or as the ends say."""
+    both = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    ends = "--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3"
+    cases = {
+        f"--num-layers 30 {both}": (7, 8, 8, 7),
+        "--num-layers 31 --account-for-loss-in-pipeline-split": (8, 8, 8, 7),
+        f"--num-layers 28 {ends}": (5, 10, 10, 3),
+        f"--num-layers 30 {both} --num-layers-per-virtual-pipeline-stage 4": (3, *[4] * 6, 3),
+        "--num-layers 32": (),
+    }
+    for words, layers in cases.items():
+        text = f"torchrun --nproc-per-node 8 x.py {SIZES} --pipeline-model-parallel-size 4 {words}"
+        assert read(text).chunk_layers == layers, words
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "pretrain_t5.py", "multimodal/train.py"])
+def test_programs_that_train_other_models_are_refused(program):
+    with pytest.raises(SettingsError, match=rf"{program} trains another model"):
+        read(f"torchrun --nproc-per-node 8 examples/{program} {SIZES}")
+    assert read(f"torchrun --nproc-per-node 8 /vision/pretrain_gpt.py {SIZES}").model.name
 
 
 def test_arguments_of_earlier_versions_are_read():
