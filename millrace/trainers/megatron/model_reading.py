@@ -10,8 +10,7 @@ from millrace.trainers.megatron.model_values import DECODER, GPT
 from millrace.trainers.model_names import name_of, stated
 from millrace.trainers.trainer import SettingsError
 
-# Llama 3.1's stretched angles, all but their factor (megatron/core/models/common/embeddings/
-# rotary_pos_embedding.py, read 2026-11).
+ALIBI = 8.0  # the largest exponent of its slopes: Press et al., 2021
 # Sizes of which none is below one.
 SIZES = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings"),
@@ -19,6 +18,8 @@ SIZES = (
     *("moe_ffn_hidden_size", "micro_batch_size", "global_batch_size", "kv_lora_rank"),
     *("make_vocab_size_divisible_by", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
 )
+# Llama 3.1's stretched angles, all but their factor (megatron/core/models/common/embeddings/
+# rotary_pos_embedding.py, read 2026-11).
 _LLAMA3 = {"rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
 
 
@@ -48,12 +49,13 @@ def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec
         if size is not None and size < 1:
             raise SettingsError(f"--{dest.replace('_', '-')} {size}: expected 1 or more")
     notes: list[str] = []
-    learned = values["position_embedding_type"] == "learned_absolute"
+    form = _positions_of(values)
+    learned = form == "learned_absolute"
     plain = not (values["swiglu"] or values["quick_geglu"] or values["squared_relu"])
     simple = plain and values["normalization"] == "LayerNorm" and not values["num_experts"]
     grouped = values["group_query_attention"] or values["multi_latent_attention"]
     family = GPT if learned and simple and not grouped else DECODER
-    config = _read_gpt(values, notes) if family == GPT else _read_decoder(values, learned, notes)
+    config = _read_gpt(values, notes) if family == GPT else _read_decoder(values, form, notes)
     config["vocab"] = _vocabulary(values, tp)
     spec = ModelSpec(
         name=name or name_of(family, config),
@@ -102,7 +104,7 @@ def _read_gpt(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) -> dict[str, Any]:
+def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dict[str, Any]:
     layers, hidden = values["num_layers"], values["hidden_size"]
     heads = values["num_attention_heads"]
     head_dim = values["kv_channels"] or hidden // heads
@@ -111,8 +113,10 @@ def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) ->
     activation = "silu" if values["swiglu"] else "relu" if values["squared_relu"] else "gelu"
     if values["squared_relu"]:
         notes.append("--squared-relu: planned as ReLU, whose costs are the same")
-    if learned:
-        notes.append("learned positions: planned without, a table of a few MiB")
+    if form in ("learned_absolute", "relative"):
+        notes.append(
+            f"{form.replace('_absolute', '')} positions: planned without, a table of a few MiB"
+        )
     usual_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if values["swiglu"] else 4 * hidden
     config: dict[str, Any] = {
         "layers": layers,
@@ -136,7 +140,8 @@ def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) ->
     if values["mtp_num_layers"]:
         config["mtp_loss"] = values["mtp_loss_scaling_factor"]
     config |= _read_attention(values, config)
-    config |= {} if learned else _read_positions(values, config)
+    config |= _read_positions(values, form, config)
+    config["alibi"] = ALIBI if values.get("alibi") else 0.0
     config |= _read_experts(values, layers, config["ffn_hidden"])
     bias = bool(values["add_bias_linear"])
     dense = not config.get("experts") or bool(config["dense_layers"])
@@ -170,9 +175,18 @@ def _read_attention(values: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     return read
 
 
-def _read_positions(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    form = values["position_embedding_type"]
-    if form == "none":
+def _positions_of(values: Mapping[str, Any]) -> str:
+    """Form of positions, as Megatron-LM's checks of its arguments leave it."""
+    form = str(values["position_embedding_type"])
+    if form == "learned_absolute" and values.get("use_rotary_position_embeddings"):
+        return "rope"
+    return "none" if form[0] == "l" and values.get("add_position_embedding") is False else form
+
+
+def _read_positions(
+    values: Mapping[str, Any], form: str, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    if form in ("none", "learned_absolute", "relative"):
         return {}
     latent = values["multi_latent_attention"]
     share = round(values["rotary_percent"] * config["head_dim"])
