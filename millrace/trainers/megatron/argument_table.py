@@ -47,6 +47,11 @@ class ArgumentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # Arguments of earlier releases and of forks whose meaning no argument of today has.
 FURTHER = (
     Argument(names=("--zero-stage",), dest="zero_stage", kind="float", default=None),
+    Argument(names=("--n-shared-experts",), dest="n_shared_experts", kind="int", default=None),
+    Argument(names=("--first-k-dense-replace",), dest="dense_first", kind="int", default=0),
+    Argument(names=("--num-layer-list",), dest="num_layer_list", kind="str", default=None),
+    Argument(names=("--noop-layers",), dest="noop_layers", kind="str", default=None),
+    Argument(names=("--swap-attention",), dest="swap_attention", kind="flag", default=False),
     Argument(names=("--deepspeed",), dest="deepspeed", kind="flag", default=False),
     Argument(names=("--embed-layernorm",), dest="embed_layernorm", kind="flag", default=False),
     Argument(

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import PurePath
 
 import msgspec
 
@@ -165,8 +166,9 @@ def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
     chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
     if chosen is not None and (other := OTHERS.search(chosen.program.lower())):
         raise SettingsError(
-            f"{chosen.program} trains another model than GPT's and Llama's kind ({other[0]}), and "
-            f"its settings are not read; if it does train one, give its arguments alone"
+            f"{PurePath(chosen.program).name} trains another model than GPT's and Llama's kind "
+            f"({other[0]}), and its settings are not read; if it does train one, give its "
+            f"arguments alone"
         )
     if chosen is None or not (chosen.arguments or optional):
         raise SettingsError(

@@ -35,6 +35,9 @@ TODAY: Mapping[str, str] = {
     "--num-attention-heads-kv": "--group-query-attention --num-query-groups {}",
     "--rotary-position-embeddings-theta": "--rotary-base {}",
     "--rope-theta": "--rotary-base {}",
+    "--partial-rotary-factor": "--rotary-percent {}",
+    "--use-multiquery-attn": "--group-query-attention --num-query-groups 1",
+    "--geglu": "--quick-geglu",
     "--pad-vocab-size-to": "--padded-vocab-size {}",
     "--use-rms-norm": "--normalization RMSNorm --disable-bias-linear",
     "--no-tie-embed-logits": "--untie-embeddings-and-output-weights",
@@ -50,6 +53,14 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "rotary": "--position-embedding-type rope",
         "absolute": "--position-embedding-type learned_absolute",
         "alibi": "--position-embedding-type none --position-embedding-type=alibi",
+    },
+    "--attention-head-type": {
+        "multiquery": "--group-query-attention --num-query-groups 1",
+        "multihead": "",
+    },
+    "--context-parallel-algo": {
+        "ulysses_cp_algo": "--cp-comm-type a2a",
+        "megatron_cp_algo": "--cp-comm-type p2p",
     },
     "--normalization": {
         "rmsnorm": "--normalization RMSNorm",

@@ -133,7 +133,8 @@ class GivenArguments(Mapping[str, Any]):
         """Refuse arguments that no release has and that are nearly ones that matter."""
         asked = [option_of(dest) for dest in self._asked]
         for name in self.unread:
-            if close := get_close_matches(name, asked, n=1, cutoff=NEAR):
+            alike = [option for option in asked if abs(len(option) - len(name)) < 2]
+            if close := get_close_matches(name, alike, n=1, cutoff=NEAR):
                 raise SettingsError(
                     f"{name}: Megatron-LM has no such argument; did you mean {close[0]}? If not, "
                     f"go on without it by --ignore {name.lstrip('-')}"

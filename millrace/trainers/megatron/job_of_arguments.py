@@ -1,5 +1,6 @@
 """Megatron-LM's arguments as a job; `job_values` is the inverse."""
 
+import re
 from collections.abc import Mapping
 from math import lcm
 from typing import Any
@@ -62,7 +63,7 @@ def read_job(
             f"{nodes} nodes of {per_node} devices: say how many with --nodes and --gpus-per-node"
         )
     degrees["dp"] = nodes * per_node // model_devices
-    model, unplanned = read_model(values, header.get("model", ""), degrees["tp"])
+    model, unplanned = read_model(values, header.get("model", ""), degrees["tp"], assumed)
     factor = values["moe_expert_capacity_factor"]
     if values["num_experts"]:
         model = with_capacity(
@@ -134,6 +135,11 @@ def _chunks(values: Mapping[str, Any], pp: int) -> tuple[tuple[int, ...], int]:
                 f"layers in all, for {pp} stages and {layers} layers"
             )
         return () if len(set(counts)) == 1 else counts, len(counts) // pp
+    if listed := values.get("num_layer_list"):
+        counts = tuple(int(count) for count in re.findall(r"[0-9]{1,6}", listed))
+        if len(counts) != pp or sum(counts) != layers:
+            raise SettingsError(f"--num-layer-list {listed}: {pp} stages have {layers} layers")
+        return counts, 1
     first, last = (values[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last"))
     if values.get("standalone_embedding_stage"):
         first = 0

@@ -45,6 +45,8 @@ _OTHERWISE = {
     "moe_layer_recompute": "layers of experts recomputed, planned as --recompute-granularity says",
     "attention_output_gate": "a gate after attention, planned without",
     "freeze_all_layers": "weights that do not change, planned as trained",
+    "noop_layers": "layers that do nothing, planned as the others",
+    "swap_attention": "activations in host memory",
     "embed_layernorm": "a norm after the embedding, planned without",
     "use_tp_pp_dp_mapping": "ranks of a pipeline next to each other, planned as usual",
     "microbatch_group_size_per_vp_stage": "another order of microbatches, planned as usual",
@@ -64,12 +66,12 @@ _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Ranks of latent attention (`q-lora-rank`) are no adapters.
 _ADAPTERS = re.compile(
-    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?)(?![a-z])"
+    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?|mamba)(?![a-z])"
 )
 
 
 def check_adapters(names: Sequence[str]) -> None:
-    """Refuse adapters, whose training is another than that of all weights.
+    """Refuse adapters and Mamba layers of forks, whose training is another.
 
     Parameters
     ----------
@@ -79,8 +81,8 @@ def check_adapters(names: Sequence[str]) -> None:
     if adapters := [name for name in names if _ADAPTERS.search(name.lower())]:
         without = " ".join(f"--ignore {name.lstrip('-')}" for name in adapters)
         raise SettingsError(
-            f"{' '.join(adapters)}: adapters, which plans do not have; to plan the training of all "
-            f"weights, add {without}"
+            f"{' '.join(adapters)}: adapters or Mamba layers, which plans do not have; to plan "
+            f"the training of all weights, and of attention, add {without}"
         )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from millrace.models.zoo.catalogue import NAMES, model_spec
+from millrace.models.zoo.catalogue import model_spec
 from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.megatron.model_values import model_values
+from millrace.trainers.model_names import named_like
 from millrace.trainers.trainer import SettingsError, SettingsSource
 from millrace.trainers.yaml_text import read_yaml
 
@@ -101,9 +102,7 @@ def _add_preset(
     assumed: list[str],
 ) -> set[str]:
     """Add what a preset gives; returned are the files that it is made of."""
-    stem = re.sub(r"_v0\.1", "", PurePath(name).stem if name.endswith(SUFFIXES) else name)
-    plain = re.sub(r"[^a-z0-9.]", "", stem.lower())
-    model = next((model for model in NAMES if model.replace("-", "") == plain), None)
+    model = named_like(name)
     files = list(_bases(name, documents))
     if not files and model is not None:
         values, _ = model_values(model_spec(model, precision="bf16"), 1)

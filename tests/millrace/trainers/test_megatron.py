@@ -205,7 +205,7 @@ def test_layers_lie_in_stages_as_megatron_lays_them():
 
 @pytest.mark.parametrize("program", ["pretrain_bert.py", "pretrain_t5.py", "multimodal/train.py"])
 def test_programs_that_train_other_models_are_refused(program):
-    with pytest.raises(SettingsError, match=rf"{program} trains another model"):
+    with pytest.raises(SettingsError, match=rf"{Path(program).name} trains another model"):
         read(f"torchrun --nproc-per-node 8 examples/{program} {SIZES}")
     assert read(f"torchrun --nproc-per-node 8 /vision/pretrain_gpt.py {SIZES}").model.name
 
@@ -236,6 +236,13 @@ def test_arguments_of_other_years_and_forks_say_what_they_meant():
     assert (forked.job.framework, str(forked.job.pins.zero)) == ("megatron-deepspeed", "1")
     assert forked.job.model.config["kv_heads"] == 4
     assert forked.job.training.attention == "flash"
+    spread = settings_of(
+        "--num-layer-list 11,13 --pipeline-model-parallel-size 2 --num-experts 8 "
+        "--n-shared-experts 2 --first-k-dense-replace 3 --moe-ffn-hidden-size 64"
+    )
+    assert spread.job.chunk_layers == (11, 13)
+    assert spread.job.model.config["shared_hidden"] == 128
+    assert spread.job.model.config["dense_layers"] == (0, 1, 2)
     alibi = settings_of("--position-embedding-type alibi --glu-activation swiglu")
     assert alibi.job.model.config["alibi"] == 8
     assert alibi.job.model.config.get("gated", True)
@@ -279,6 +286,25 @@ def test_what_a_plan_has_no_place_for_is_said_or_refused():
         assert settings_of(words, (words.split()[0].strip("-"),)).job == settings_of("").job
     latent = settings_of("--o-lora-rank 8")
     assert latent.unread == ("--o-lora-rank",)
+
+
+def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
+    """By its kind, by its files where a model's, or by the model's sizes; else asked for."""
+    sizes = SIZES.replace("--vocab-size 50257", "--tensor-model-parallel-size 2")
+    widths = sizes.replace("2048 --max", "512 --max").replace("-size 2048", "-size 1152")
+    tokenizer = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model"
+    vocabularies = {
+        sizes: 50432,
+        f"{widths} --tokenizer-type Llama2Tokenizer": 32000,
+        f"{widths} {tokenizer} deepseek-ai/DeepSeek-V3": 129280,
+        f"{sizes} {tokenizer} mine": 50432,
+    }
+    for words, vocabulary in vocabularies.items():
+        settings_read = MEGATRON_CORE.read(SettingsSource(files={"": f"x.py {words}"}, values={}))
+        assert settings_read.job.model.config["vocab"] == vocabulary, words
+        assert "a vocabulary of" in " ".join(settings_read.assumed)
+    with pytest.raises(SettingsError, match="--set vocab_size=N"):
+        read(f"x.py {widths} {tokenizer} mine")
 
 
 def test_rotary_positions_have_two_arguments():
