@@ -14,7 +14,8 @@ from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSourc
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
-    for trainer in (MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
+    # nanotron's YAML has names of Megatron's too, and Megatron's none of its sections.
+    for trainer in (NANOTRON, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, DTENSOR)
 }
 
 

@@ -10,7 +10,8 @@ from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSourc
 
 Reader = Callable[[SettingsSource], ReadSettings]
 NAMES_MAX = 30  # variables that are tried out, and names that a sentence lists
-TRIED = "1"  # what a variable is set to, to see whether it decides anything
+# What a variable is set to, to see whether it decides anything: a value, and a setting.
+TRIED = ("1", "--left-open")
 
 
 def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
@@ -31,12 +32,12 @@ def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
     try:
         settings = read(source)
     except SettingsError as error:
-        unset = [_shown(name) for name in _unset(source)[:NAMES_MAX]]
+        unset = [name for name in _unset(source) if _complaint(read, source, name) != str(error)]
         if not unset:
             raise
-        first = _unset(source)[0]
+        shown = ", ".join(map(_shown, unset))
         raise SettingsError(
-            f"{error}; the script does not set {', '.join(unset)}: --set {first}=VALUE"
+            f"{error}; the script does not set {shown}: --set {unset[0]}=VALUE"
         ) from None
     sentences = (*_open(read, source, settings), *_unread(source), *_unused(read, source, settings))
     return replace(settings, assumed=(*settings.assumed, *sentences))
@@ -47,7 +48,17 @@ def _shown(name: str) -> str:
 
 
 def _unset(source: SettingsSource) -> list[str]:
-    return list(dict.fromkeys(name for run in script_runs(source).values() for name in run.unset))
+    names = dict.fromkeys(name for run in script_runs(source).values() for name in run.unset)
+    return list(names)[:NAMES_MAX]
+
+
+def _complaint(read: Reader, source: SettingsSource, name: str) -> str:
+    """Refusal of a source in which a variable is set; empty where it is read."""
+    try:
+        read(replace(source, values={**source.values, name: TRIED[0]}))
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 def _decides(
@@ -58,15 +69,16 @@ def _decides(
         other = read(replace(source, values=values))
     except SettingsError:
         return True
-    return (other.job, other.unplanned) != (settings.job, settings.unplanned)
+    compared = [(each.job, each.unplanned, each.unread) for each in (other, settings)]
+    return compared[0] != compared[1]
 
 
 def _open(read: Reader, source: SettingsSource, settings: ReadSettings) -> Iterator[str]:
     """Yield a sentence about variables that are taken as empty and decide something."""
     names = [
         name
-        for name in _unset(source)[:NAMES_MAX]
-        if _decides(read, source, settings, {**source.values, name: TRIED})
+        for name in _unset(source)
+        if any(_decides(read, source, settings, {**source.values, name: t}) for t in TRIED)
     ]
     if names:
         yield (
