@@ -151,6 +151,7 @@ class GivenArguments(Mapping[str, Any]):
             (self.unread if last_year(name) is None else self._gone).append(name)
         elif row.kind in FLAGS or row.kind == "either":
             self._set(_Said(row, name, (), FLAGS.get(row.kind, name == row.names[0])))
+            self.unread += words
         else:
             self._set(_Said(row, name, tuple(words)))
 

@@ -10,8 +10,7 @@ from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSourc
 
 Reader = Callable[[SettingsSource], ReadSettings]
 NAMES_MAX = 30  # variables that are tried out, and names that a sentence lists
-# What a variable is set to, to see whether it decides anything: a value, and a setting.
-TRIED = ("1", "--left-open")
+TRIED = "1"  # what a variable is set to, to see whether it decides anything
 
 
 def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
@@ -55,7 +54,7 @@ def _unset(source: SettingsSource) -> list[str]:
 def _complaint(read: Reader, source: SettingsSource, name: str) -> str:
     """Refusal of a source in which a variable is set; empty where it is read."""
     try:
-        read(replace(source, values={**source.values, name: TRIED[0]}))
+        read(replace(source, values={**source.values, name: TRIED}))
     except SettingsError as error:
         return str(error)
     return ""
@@ -78,7 +77,7 @@ def _open(read: Reader, source: SettingsSource, settings: ReadSettings) -> Itera
     names = [
         name
         for name in _unset(source)
-        if any(_decides(read, source, settings, {**source.values, name: t}) for t in TRIED)
+        if _decides(read, source, settings, {**source.values, name: TRIED})
     ]
     if names:
         yield (
