@@ -33,7 +33,9 @@ class ArgumentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Table of all arguments of a version.
 
     `earlier` has those that are gone, with the last year that has them (0: a fork's), `since` the
-    first year of newer ones.
+    first year of newer ones. `today` says in words of today what earlier releases and forks call
+    otherwise (`{}` are the words that follow), `values` the same of single values, and `further`
+    has arguments of theirs whose meaning none of today has.
     """
 
     version: str
@@ -41,27 +43,10 @@ class ArgumentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     earlier_source: str
     earlier: dict[str, int]
     since: dict[str, int]
+    today: dict[str, str]
+    values: dict[str, dict[str, str]]
+    further: tuple[Argument, ...]
     arguments: tuple[Argument, ...]
-
-
-# Arguments of earlier releases and of forks whose meaning no argument of today has.
-FURTHER = (
-    Argument(names=("--zero-stage",), dest="zero_stage", kind="float", default=None),
-    Argument(names=("--n-shared-experts",), dest="n_shared_experts", kind="int", default=None),
-    Argument(names=("--first-k-dense-replace",), dest="dense_first", kind="int", default=0),
-    Argument(names=("--num-layer-list",), dest="num_layer_list", kind="str", default=None),
-    Argument(names=("--noop-layers",), dest="noop_layers", kind="str", default=None),
-    Argument(names=("--swap-attention",), dest="swap_attention", kind="flag", default=False),
-    Argument(names=("--deepspeed",), dest="deepspeed", kind="flag", default=False),
-    Argument(names=("--embed-layernorm",), dest="embed_layernorm", kind="flag", default=False),
-    Argument(
-        names=("--standalone-embedding-stage",),
-        dest="standalone_embedding_stage",
-        kind="flag",
-        default=False,
-    ),
-    Argument(names=("--position-embedding-type=alibi",), dest="alibi", kind="flag", default=False),
-)
 
 
 @cache
@@ -72,13 +57,14 @@ def argument_table() -> ArgumentTable:
 
 @cache
 def _by_name() -> dict[str, Argument]:
-    return {name: row for row in (*argument_table().arguments, *FURTHER) for name in row.names}
+    table = argument_table()
+    return {name: row for row in (*table.arguments, *table.further) for name in row.names}
 
 
 @cache
 def _by_dest() -> dict[str, Argument]:
     rows: dict[str, Argument] = {}
-    for row in (*argument_table().arguments, *FURTHER):
+    for row in (*argument_table().arguments, *argument_table().further):
         rows.setdefault(row.dest, row)
     return rows
 

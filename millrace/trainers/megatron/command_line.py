@@ -213,6 +213,8 @@ def _as_released(
         if stage is None and not given.gives("zero_stage"):
             assumed.append("ZeRO-1, as its --zero-stage is where nothing says it")
         given.suppose("zero_stage", stage[1] if stage else "1")
+        given.suppose("moe_layer_freq", "2")  # its --expert-interval
+        given.suppose("moe_router_topk", "1")
         return {"framework": "megatron-deepspeed"}
     newer = given.gives("use_distributed_optimizer", "context_parallel_size", "num_experts")
     return {"framework": "megatron-2022"} if year <= BEFORE_CORE and not newer else {}

@@ -4,75 +4,10 @@ Read off the histories of Megatron-LM, Megatron-DeepSpeed (bigscience-workshop, 
 Megatron-LLM (epfLLM), 2026-11.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from millrace.trainers.megatron.argument_table import argument_table
 
-# Words of today; `{}` are the words that follow.
-TODAY: Mapping[str, str] = {
-    "--layernorm-epsilon": "--norm-epsilon {}",
-    "--model-parallel-size": "--tensor-model-parallel-size {}",
-    "--batch-size": "--micro-batch-size {}",
-    "--intermediate-size": "--ffn-hidden-size {}",
-    "--fp32-allreduce": "--accumulate-allreduce-grads-in-fp32",
-    "--checkpoint-activations": "--recompute-granularity full",
-    "--checkpoint-num-layers": "--recompute-method uniform --recompute-num-layers {}",
-    "--activations-checkpoint-method": "--recompute-granularity full --recompute-method {}",
-    "--activations-checkpoint-num-layers": "--recompute-num-layers {}",
-    "--distribute-checkpointed-activations": "--distribute-saved-activations",
-    "--fp8-e4m3": "--fp8-format e4m3",
-    "--fp8-hybrid": "--fp8-format hybrid",
-    "--use-custom-fsdp": "--use-megatron-fsdp",
-    "--use-flash-attn-v1": "--use-flash-attn",
-    "--use-flash-attn-v2": "--use-flash-attn",
-    "--use-flash-attn-triton": "--use-flash-attn",
-    "--use-flash-attn-builder": "--use-flash-attn",
-    "--deepspeed-config": "--deepspeed",
-    "--deepspeed_config": "--deepspeed",
-    "--cpu-optimizer": "--optimizer-cpu-offload",
-    "--ds-sequence-parallel-size": "--context-parallel-size {} --cp-comm-type a2a",
-    "--num-key-value-heads": "--group-query-attention --num-query-groups {}",
-    "--num-attention-heads-kv": "--group-query-attention --num-query-groups {}",
-    "--rotary-position-embeddings-theta": "--rotary-base {}",
-    "--rope-theta": "--rotary-base {}",
-    "--partial-rotary-factor": "--rotary-percent {}",
-    "--use-multiquery-attn": "--group-query-attention --num-query-groups 1",
-    "--geglu": "--quick-geglu",
-    "--pad-vocab-size-to": "--padded-vocab-size {}",
-    "--use-rms-norm": "--normalization RMSNorm --disable-bias-linear",
-    "--no-tie-embed-logits": "--untie-embeddings-and-output-weights",
-    "--sliding-window-size": "--window-size {},0",
-    "--moe-expert-parallel-size": "--expert-model-parallel-size {}",
-    "--moe-train-capacity-factor": "--moe-expert-capacity-factor {}",
-    "--expert-interval": "--moe-layer-freq {}",
-    "--topk": "--moe-router-topk {}",
-}
-# Values that are called otherwise today, by argument.
-VALUES: Mapping[str, Mapping[str, str]] = {
-    "--position-embedding-type": {
-        "rotary": "--position-embedding-type rope",
-        "absolute": "--position-embedding-type learned_absolute",
-        "alibi": "--position-embedding-type none --position-embedding-type=alibi",
-    },
-    "--attention-head-type": {
-        "multiquery": "--group-query-attention --num-query-groups 1",
-        "multihead": "",
-    },
-    "--context-parallel-algo": {
-        "ulysses_cp_algo": "--cp-comm-type a2a",
-        "megatron_cp_algo": "--cp-comm-type p2p",
-    },
-    "--normalization": {
-        "rmsnorm": "--normalization RMSNorm",
-        "layernorm": "--normalization LayerNorm",
-    },
-    "--glu-activation": {
-        "swiglu": "--swiglu",
-        **dict.fromkeys(("geglu", "reglu", "liglu"), "--quick-geglu"),
-    },
-    "--moe-token-dispatcher-type": {"alltoall_seq": "--moe-token-dispatcher-type alltoall"},
-    "--num-experts": {"1": ""},  # the default of Megatron-DeepSpeed, whose layers are then dense
-}
 DEEPSPEED = 1  # the year of Megatron-DeepSpeed, which is none
 # Arguments that today's parser has for a message alone, with the last year that took them.
 _YEARS = {"--model-parallel-size": 2020, "--batch-size": 2020, "--checkpoint-activations": 2021}
@@ -95,8 +30,8 @@ def todays_words(name: str, words: Sequence[str]) -> list[str] | None:
     >>> todays_words("--normalization", ["RMSNorm"])
     """
     dashed = name[:2] + name[2:].replace("_", "-")
-    said = " ".join(words)
-    today = VALUES.get(dashed, {}).get(said, TODAY.get(name, TODAY.get(dashed)))
+    said, table = " ".join(words), argument_table()
+    today = table.values.get(dashed, {}).get(said, table.today.get(name, table.today.get(dashed)))
     return None if today is None else today.replace("{}", said).split()
 
 

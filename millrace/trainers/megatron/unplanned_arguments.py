@@ -78,7 +78,7 @@ def check_adapters(names: Sequence[str]) -> None:
     names : sequence of str
         Arguments that no release of Megatron-LM has.
     """
-    if adapters := [name for name in names if _ADAPTERS.search(name.lower())]:
+    if adapters := [name for name in names if _ADAPTERS.search(name.lower().replace("_", "-"))]:
         without = " ".join(f"--ignore {name.lstrip('-')}" for name in adapters)
         raise SettingsError(
             f"{' '.join(adapters)}: adapters or Mamba layers, which plans do not have; to plan "

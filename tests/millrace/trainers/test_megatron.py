@@ -235,6 +235,9 @@ def test_arguments_of_other_years_and_forks_say_what_they_meant():
     assert (forked.job.framework, str(forked.job.pins.zero)) == ("megatron-deepspeed", "1")
     assert forked.job.model.config["kv_heads"] == 4
     assert forked.job.training.attention == "flash"
+    every_second = settings_of("--deepspeed_config x.json --num-experts 4").job.model.config
+    assert every_second["dense_layers"] == tuple(range(1, 24, 2))
+    assert every_second["experts_per_token"] == 1
     spread = settings_of(
         "--num-layer-list 11,13 --pipeline-model-parallel-size 2 --num-experts 8 "
         "--n-shared-experts 2 --first-k-dense-replace 3 --moe-ffn-hidden-size 64"
@@ -353,6 +356,7 @@ def test_a_recipe_of_bridge_with_overrides_is_a_job():
         ("model.tensor_model_parallel_sizes=2", "did you mean model.tensor_model_parallel_size"),
         ("train.micro_batch_size=two", "train.micro_batch_size=two: expected a number"),
         ("train.micro_batch_size=$MBS", "train.micro_batch_size=: expected a number"),
+        ("--peft_scheme lora", "--ignore peft_scheme"),
     ],
 )
 def test_what_bridge_would_not_take_is_named(words, message):
