@@ -36,7 +36,7 @@ from millrace.trainers.deepspeed.script_options import (
 )
 from millrace.trainers.header import read_header
 from millrace.trainers.huggingface_config import with_even_share
-from millrace.trainers.job import TrainingJob
+from millrace.trainers.job import TrainingJob, warmup_within
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 
@@ -363,6 +363,7 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
     fields["warmup_steps"] = warmup if warmup > 1 else 0
     if schedule.text("type", "") == "WarmupCosineLR":
         fields["decay_steps"] = rising.integer("total_num_steps")
+        fields["warmup_steps"] = warmup_within(fields["warmup_steps"], fields["decay_steps"])
         fields["final_fraction"] = rising.number("cos_min_ratio", 1e-4, most=1.0)
     return TrainingSpec(**fields)
 
