@@ -4,7 +4,7 @@ from difflib import get_close_matches
 
 from millrace.planner.errors import PlanError
 from millrace.planner.formatting import one_of
-from millrace.trainers.deepspeed import DEEPSPEED
+from millrace.trainers.deepspeed import DEEPSPEED, TRANSFORMERS
 from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.nanotron import NANOTRON
@@ -13,7 +13,10 @@ from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSourc
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
-    for trainer in (MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, NANOTRON, DTENSOR)
+    for trainer in (
+        *(MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, TRANSFORMERS, NANOTRON),
+        DTENSOR,
+    )
 }
 
 

@@ -61,9 +61,10 @@ def _pipeline(values: Mapping[str, Any], counted: bool) -> dict[str, int]:
     count = next((values[name] for name in names if values.get(name)), 0)
     if not count and counted:
         count = values["parallelism.pipeline_parallel_degree"]
-    if not count or MICROBATCH in values:
+    local = values.get("training.local_batch_size", 8)
+    if not count or MICROBATCH in values or type(local) is not int or type(count) is not int:
         return {}
-    return {MICROBATCH: max(1, values.get("training.local_batch_size", 8) // count)}
+    return {MICROBATCH: max(1, local // count)}
 
 
 def split_points(values: Mapping[str, Any]) -> list[str]:
