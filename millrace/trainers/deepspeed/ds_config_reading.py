@@ -44,6 +44,7 @@ from millrace.trainers.model_names import known_name
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 
 MEGATRON = re.compile(r"--tensor-model-parallel-size|--num-attention-heads|pretrain_\w+\.py")
+NAMED = re.compile(r"--deepspeed[-_]config[\s=]+\S+\.json")
 HOST = re.compile(r"^\S+\s+slots=([0-9]{1,4})\s*$", re.M)
 DEGREE_MAX = 1_000_000
 HALVES = ("fp16", "float16", "half", "torch.float16")
@@ -53,10 +54,10 @@ QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 
 
 def recognizes(source: SettingsSource) -> bool:
-    """True if a text is DeepSpeed's JSON, and none starts Megatron."""
+    """True if a text is DeepSpeed's JSON, or a command names it, and none starts Megatron."""
     if MEGATRON.search(source.text):
         return False
-    return any(f'"{mark}"' in source.text for mark in MARKS)
+    return any(f'"{mark}"' in source.text for mark in MARKS) or bool(NAMED.search(source.text))
 
 
 def read_settings(source: SettingsSource) -> ReadSettings:
