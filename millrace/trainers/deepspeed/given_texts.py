@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from millrace.models.documents import decode_json
+from millrace.models.importers.huggingface.config_reading import strict_json
 from millrace.trainers.deepspeed.ds_names import check_names
 from millrace.trainers.deepspeed.script_options import AUTO, NO, options_of
 from millrace.trainers.deepspeed.sharding import Sharding, sharding_of
@@ -168,7 +169,9 @@ def _documents(
         if text.lstrip().startswith("{"):
             shown = f"`{name}`" if name else "the configuration"
             message = f"{shown} is no JSON object"
-            objects[name] = decode_json(text.encode(), dict[str, Any], message, SettingsError)
+            objects[name] = decode_json(
+                strict_json(text.encode()), dict[str, Any], message, SettingsError
+            )
         elif name.endswith(YAML):
             mappings[name] = read_yaml(text, f"`{name}`")
     return objects, mappings
