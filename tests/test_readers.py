@@ -46,6 +46,8 @@ from millrace.simulator import predict
 from tests.changed_files import HOSTILE, edited, remodelled, rewritten, spoilt
 from tests.extras import optional
 from tests.millrace.published.rows import BILLION, PLAIN
+from tests.millrace.trainers.test_torchtitan_reading import OLDER
+from tests.millrace.trainers.test_transformers import AXOLOTL
 from tests.plan_requests import searched
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -248,6 +250,10 @@ def shown(path: Path) -> int:
     )
 
 
+def imported(path: Path) -> int:
+    return commanded("import-config", str(path), "--cluster", "h100:8x1", "--json")
+
+
 def priced(path: Path) -> None:
     cluster = millrace.cluster("local:2", profile=path)
     prediction_of(msgspec.structs.replace(tiny_plan(), cluster=cluster))
@@ -288,6 +294,7 @@ class Kind(NamedTuple):
 JSON = (edited, edited, spoilt)
 TOML = (partial(rewritten, separator="="), spoilt)
 CSV = (partial(rewritten, separator=","), spoilt)
+YAML = (partial(rewritten, separator=":"), spoilt)
 KINDS = {
     "plan": Kind("p.json", lambda: to_json(tiny_plan()), JSON, shown),
     "plan of a pipeline": Kind("p.json", lambda: to_json(tiny_plan(pp=2)), JSON, shown),
@@ -295,6 +302,8 @@ KINDS = {
     "cluster": Kind(
         "c.toml", lambda: CLUSTER, TOML, lambda path: commanded("clusters", str(path), "--json")
     ),
+    "torchtitan's TOML": Kind("old.toml", OLDER.encode, TOML, imported),
+    "Axolotl's YAML": Kind("a.yml", AXOLOTL.encode, YAML, imported),
     "profile": Kind("profile.json", sound_profile, JSON, partial(read, priced)),
     "trace": Kind(
         "trace.json",

@@ -1,12 +1,15 @@
 """The catalogue of trainers, and the trainer that settings are of."""
 
+import re
 from difflib import get_close_matches
+from pathlib import PurePosixPath
 
 from millrace.planner.errors import PlanError
 from millrace.planner.formatting import one_of
-from millrace.trainers.deepspeed import DEEPSPEED
+from millrace.trainers.deepspeed import DEEPSPEED, TRANSFORMERS
 from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
+from millrace.trainers.name_lists import listed
 from millrace.trainers.nanotron import NANOTRON
 from millrace.trainers.scripts.unknowns import read_scripts
 from millrace.trainers.torchtitan import TORCHTITAN
@@ -15,7 +18,10 @@ from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSourc
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
     # nanotron's YAML has names of Megatron's too, and Megatron's none of its sections.
-    for trainer in (NANOTRON, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, DTENSOR)
+    for trainer in (
+        *(NANOTRON, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, TRANSFORMERS),
+        DTENSOR,
+    )
 }
 
 
@@ -57,10 +63,51 @@ def trainer_of(source: SettingsSource) -> Trainer:
     for trainer in TRAINERS.values():
         if trainer.recognizes(source):
             return trainer
-    raise SettingsError(
-        f"these are no settings of {one_of(list(TRAINERS))}: give the file or the command line "
-        f"that the job is started with, or name the trainer with --from"
+    raise SettingsError(_nothing_fits(source))
+
+
+# What settings are known by, for whoever wonders why theirs are not.
+_LOOKED_FOR = (
+    "Megatron-LM's --num-layers or --tensor-model-parallel-size, sections [training] and "
+    "[parallelism] of torchtitan's TOML, train_micro_batch_size_per_gpu of DeepSpeed's JSON, "
+    "--per_device_train_batch_size of transformers' Trainer, accelerate's distributed_type, "
+    "Axolotl's base_model, nanotron's sections parallelism and tokens"
+)
+# Trainers that people have and that are not read: a word of theirs, and the name.
+_OTHERS = {
+    "colossalai": "ColossalAI",
+    "verl.": "verl",
+    "openrlhf": "OpenRLHF",
+    "lightning": "Lightning",
+    "composer ": "Composer",
+    "maxtext": "MaxText",
+    "nemo_run": "NeMo",
+    "exp_manager:": "NeMo",
+    "fairseq": "fairseq",
+    "paddle.distributed": "PaddlePaddle",
+    "mindspeed": "MindSpeed",
+}
+
+
+def _nothing_fits(source: SettingsSource) -> str:
+    """Sentence for settings that no trainer knows: what they name, or what was looked for."""
+    named = re.findall(r"[\w./${}-]+\.(?:ya?ml|toml|json|sh)\b", source.text)
+    missing = [
+        name for name in dict.fromkeys(named) if PurePosixPath(name).name not in source.files
+    ]
+    other = next((name for word, name in _OTHERS.items() if word in source.text.lower()), "")
+    instead = (
+        "give the file or the command line that the job is started with, name the trainer with "
+        "--from, or say the job to `millrace plan` with --model, --cluster and its degrees (--tp 4)"
     )
+    if other:
+        return f"these are settings of {other}, which is not read here: {instead}"
+    if missing:
+        return (
+            f"nothing here is known as a trainer's, and it names {listed(missing)}: give these too "
+            f"where the job is in them; else {instead}"
+        )
+    return f"nothing here is known as a trainer's: looked for were {_LOOKED_FOR}; {instead}"
 
 
 def read_settings(

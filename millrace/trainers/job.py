@@ -7,6 +7,24 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.search import Pins
 
 
+def warmup_within(warmup: int, decay: int) -> int:
+    """Steps of a warm-up, which ends where the run does.
+
+    Runs of a few steps keep the warm-up of a long one; rates change no step's duration.
+
+    Parameters
+    ----------
+    warmup, decay : int
+        Steps, as settings say; 0 without decay.
+
+    Examples
+    --------
+    >>> warmup_within(100, 60), warmup_within(100, 0)
+    (60, 100)
+    """
+    return min(warmup, decay) if decay else warmup
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
     """Training job: a model, its batch, devices, and how it is spread over them.

@@ -9,11 +9,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from millrace.models.zoo.catalogue import FAMILIES, NAMES, model_spec
+from millrace.models.zoo.catalogue import (
+    ALIASES,
+    FAMILIES,
+    NAMES,
+    canonical_name,
+    model_spec,
+)
 
 # Fields that runs of one model set differently, and that change no matrix.
 _LOOSE = ("init_std", "token_std", "epsilon", "positions", "vocab", "capacity_factor", "rope_base")
 _LOOSE_TOO = ("balance_loss", "mtp_layers", "mtp_loss", "normalize_weights", "ffn_hidden")
+# Ends of names of a hub that tell models of one size apart by their training alone.
+_VARIANTS = r"instruct|base|chat|hf|it|pt|sft|dpo|thinking|v0\.[1-3]|2507|bf16"
+# Later models of the sizes of earlier ones.
+_LATER = {"qwen2.5": "qwen2", "llama3.3": "llama3.1"}
+LANGUAGE = ("decoder", "gpt")
 PADDING = 0.02  # by so much a vocabulary is padded, at most
 
 
@@ -34,6 +45,37 @@ def stated(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = {field.name: field for field in msgspec.structs.fields(FAMILIES[family].config)}
     return {name: value for name, value in config.items() if fields[name].default != value}
+
+
+def known_name(path: str) -> str:
+    """Name of the catalogue's model that a name of a hub, or the folder of one, speaks of, or none.
+
+    Parameters
+    ----------
+    path : str
+        Such as `meta-llama/Llama-3.1-8B-Instruct`.
+
+    Examples
+    --------
+    >>> known_name("meta-llama/Meta-Llama-3-8B-Instruct"), known_name("/data/Qwen2.5-7B")
+    ('llama3-8b', 'qwen2-7b')
+    >>> known_name("Qwen/Qwen2-VL-7B-Instruct")
+    ''
+    """
+    words = path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-").split("-")
+    while len(words) > 1 and re.fullmatch(_VARIANTS, words[-1]):
+        words.pop()
+    squeezed = _squeezed("".join(words))
+    names = {_squeezed(name): name for name in (*ALIASES, *NAMES)}
+    for later, earlier in _LATER.items():
+        squeezed = squeezed.replace(later, earlier)
+    name = canonical_name(names[squeezed]) if squeezed in names else ""
+    return name if name and model_spec(name).family in LANGUAGE else ""
+
+
+def _squeezed(name: str) -> str:
+    """Letters, digits and dots of a name alone."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def name_of(family: str, config: Mapping[str, Any]) -> str:

@@ -2,20 +2,19 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.models.documents import decode_json
 from millrace.models.errors import ModelError
 from millrace.models.importers.huggingface import config_spec
 from millrace.models.importers.huggingface.keys import Keys
 from millrace.models.importers.opening import open_model
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.errors import PlanError
+from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import OPTIMIZER
 from millrace.planner.search import Pins
 from millrace.trainers.deepspeed.ds_config_writing import (
@@ -24,47 +23,41 @@ from millrace.trainers.deepspeed.ds_config_writing import (
     FRAMEWORK,
     GRADIENTS,
 )
-from millrace.trainers.deepspeed.ds_names import check_names, names_table
+from millrace.trainers.deepspeed.ds_names import names_table
+from millrace.trainers.deepspeed.given_texts import MARKS, PLAIN, GivenTexts, given_texts, is_job
+from millrace.trainers.deepspeed.partial_training import partly_trained
 from millrace.trainers.deepspeed.script_options import (
+    AUTO,
     LENGTHS,
+    MODELS,
+    NO,
     PIPELINES,
     RECOMPUTING,
     count_of,
     is_on,
-    options_of,
     without_auto,
 )
 from millrace.trainers.header import read_header
 from millrace.trainers.huggingface_config import with_even_share
-from millrace.trainers.job import TrainingJob
-from millrace.trainers.scripts.launched import LaunchedProgram, launches
+from millrace.trainers.job import TrainingJob, warmup_within
+from millrace.trainers.model_names import known_name
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 
-MARKS = ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization")
 MEGATRON = re.compile(r"--tensor-model-parallel-size|--num-attention-heads|pretrain_\w+\.py")
+NAMED = re.compile(r"--deepspeed[-_]config[\s=]+\S+\.json")
 HOST = re.compile(r"^\S+\s+slots=([0-9]{1,4})\s*$", re.M)
 DEGREE_MAX = 1_000_000
 HALVES = ("fp16", "float16", "half", "torch.float16")
+FSDP = "pytorch-fsdp"
+LOADED = {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16"}
 QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Texts:
-    """Texts of a source, each for what it is."""
-
-    where: str
-    document: dict[str, Any]
-    model: dict[str, Any]
-    launch: LaunchedProgram | None
-    options: dict[str, str]
-    ignored: tuple[str, ...]
-
-
 def recognizes(source: SettingsSource) -> bool:
-    """True if a text is DeepSpeed's JSON, and none starts Megatron."""
+    """True if a text is DeepSpeed's JSON, or a command names it, and none starts Megatron."""
     if MEGATRON.search(source.text):
         return False
-    return any(f'"{mark}"' in source.text for mark in MARKS)
+    return any(f'"{mark}"' in source.text for mark in MARKS) or bool(NAMED.search(source.text))
 
 
 def read_settings(source: SettingsSource) -> ReadSettings:
@@ -77,52 +70,28 @@ def read_settings(source: SettingsSource) -> ReadSettings:
         names the setting and the fix.
     """
     try:
-        return _read(_texts(source), source)
+        texts = given_texts(source)
+        if texts.document is PLAIN and not is_job(source):
+            raise SettingsError(
+                "there is no DeepSpeed configuration: give its JSON beside the command that starts "
+                "it"
+            )
+        return _read(texts, source)
     except ModelError as error:
         raise SettingsError(str(error)) from None
 
 
-def _texts(source: SettingsSource) -> _Texts:
-    document: dict[str, Any] | None = None
-    model: dict[str, Any] = {}
-    where, ignored = "", tuple[str, ...]()
-    for name, text in source.files.items():
-        if not text.lstrip().startswith("{"):
-            continue
-        shown = f"`{name}`" if name else "the configuration"
-        message = f"{shown} is no JSON object"
-        values = decode_json(text.encode(), dict[str, Any], message, SettingsError)
-        if "model_type" in values:
-            model = values
-        elif any(mark in values for mark in MARKS):
-            document, where = values, shown
-            ignored = tuple(check_names(values, shown))
-    if document is None:
-        raise SettingsError(
-            "there is no DeepSpeed configuration: give its JSON beside the command that starts it"
-        )
-    launched = launches(source)
-    launch = next((x for x in launched if x.devices_per_node), launched[0] if launched else None)
-    return _Texts(
-        where=where,
-        document=document,
-        model=model,
-        launch=launch,
-        options=options_of(launch.arguments) if launch else {},
-        ignored=ignored,
-    )
-
-
-def _read(texts: _Texts, source: SettingsSource) -> ReadSettings:
-    assumed, header = list[str](), read_header(source)
+def _read(texts: GivenTexts, source: SettingsSource) -> ReadSettings:
+    assumed, header = list(texts.assumed), read_header(source)
     document = without_auto(texts.document, texts.options, assumed)
     keys = Keys(values=document, where=texts.where)
-    precision = _precision(keys, texts.options)
+    precision = _precision(keys, texts, assumed)
     model = _model(texts, source, precision, header.get("model", ""), assumed)
+    autotp = keys.section("tensor_parallel").integer("autotp_size", 1, null=1, least=0)
     others = {
-        "tp": keys.section("tensor_parallel").integer("autotp_size", 1, null=1, least=0) or 1,
+        "tp": texts.degrees.get("tp") or autotp or 1,
         "pp": _stages(keys, texts.options),
-        "cp": keys.integer("sequence_parallel_size", 1, most=DEGREE_MAX),
+        "cp": texts.degrees.get("cp") or keys.integer("sequence_parallel_size", 1, most=DEGREE_MAX),
     }
     batch = {name: keys.integer(name, null=0, default=0) for name in BATCH}
     nodes, per_node = _devices(texts, source, batch, prod(others.values()))
@@ -142,21 +111,22 @@ def _read(texts: _Texts, source: SettingsSource) -> ReadSettings:
             nodes=nodes,
             devices_per_node=per_node,
             pins=pins,
-            framework=header.get("framework", FRAMEWORK),
+            framework=header.get("framework", FRAMEWORK if texts.sharding is None else FSDP),
             cluster=header.get("cluster", ""),
             chunk_layers=_chunk_layers(texts.options, degrees["pp"]),
-            software=_software(keys),
+            software=_software(keys, texts.options),
         ),
         assumed=tuple(assumed),
-        ignored=(*texts.ignored, *_ignored(document)),
-        unplanned=tuple(_unplanned(keys, degrees)),
+        ignored=(*texts.ignored, *_ignored(texts.document), *texts.arguments.ignored),
+        unplanned=(*partly_trained(texts.options), *_unplanned(keys, degrees), *_left(texts)),
+        unread=texts.arguments.unread,
     )
 
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
-def _precision(keys: Keys, options: Mapping[str, str]) -> str:
+def _precision(keys: Keys, texts: GivenTexts, assumed: list[str]) -> str:
     half = "bf16" if "bf16" in keys.values else "bfloat16"
     if keys.section(half).flag("enabled", False, null=False):
         return "bf16"
@@ -169,11 +139,21 @@ def _precision(keys: Keys, options: Mapping[str, str]) -> str:
             if "16" in autocast.text("dtype", "") and "b" not in autocast.text("dtype", "")
             else "bf16"
         )
-    return "tf32" if is_on(options, "tf32") else "fp32"
+    dtype = texts.options.get("torch-dtype", texts.options.get("dtype", "")).removeprefix("torch.")
+    if dtype in LOADED:
+        assumed.append(f"weights are loaded in {dtype}, and computed with in it")
+        return LOADED[dtype]
+    precision = "tf32" if is_on(texts.options, "tf32") else "fp32"
+    for name in (half, "fp16"):
+        section = texts.document.get(name)
+        if isinstance(section, dict) and section.get("enabled") == AUTO:
+            assumed.append(f"{name}.enabled is auto, and there is no --{name}: {precision}")
+            break
+    return precision
 
 
 def _model(
-    texts: _Texts, source: SettingsSource, precision: str, name: str, assumed: list[str]
+    texts: GivenTexts, source: SettingsSource, precision: str, name: str, assumed: list[str]
 ) -> ModelSpec:
     """Model of a config.json, or the one that the user names; with the length of a sequence."""
     options = texts.options
@@ -184,12 +164,15 @@ def _model(
     elif "model" in source.values:
         spec = open_model(source.values["model"], length, precision)
     else:
-        path = options.get("model-name-or-path") or options.get("model") or ""
-        of = f" of {path}" if path else ""
-        raise SettingsError(
-            f"DeepSpeed's settings do not say what the model is: give the config.json{of} beside "
-            f"them, or --set model=NAME with a name of `millrace models`"
-        )
+        path = next((options[option] for option in MODELS if options.get(option)), "")
+        if not (zoo_name := known_name(path)):
+            of = f" of {path}" if path else ""
+            raise SettingsError(
+                f"the settings do not say what the model is: give the config.json{of} beside them, "
+                f"or --set model=NAME with a name of `millrace models`"
+            )
+        spec = open_model(zoo_name, length, precision)
+        assumed.append(f"{path} is {zoo_name} of `millrace models`, by its name")
     if length is None:
         assumed.append(
             f"nothing says how long sequences are: {spec.seq_len:,} tokens, the longest of the "
@@ -206,11 +189,12 @@ def _stages(keys: Keys, options: Mapping[str, str]) -> int:
     return 1 if stages == "auto" else keys.section("pipeline").integer("stages", 1, null=1)
 
 
-def _software(keys: Keys) -> dict[str, str]:
-    """Words of `TrainingJob.software`: bytes of an element of a gradient while it is summed."""
+def _software(keys: Keys, options: Mapping[str, str]) -> dict[str, str]:
+    """Words of `TrainingJob.software`: bytes of a gradient's element in a sum, compiled blocks."""
     bytes_by_type = {"fp16": "2", "bf16": "2", "fp32": "4", "": ""}
     width = keys.choice("communication_data_type", bytes_by_type, "", null="")
-    return {GRADIENTS: width} if width else {}
+    words = {GRADIENTS: width} if width else {}
+    return words | ({"compiled": "1"} if is_on(options, "torch-compile") else {})
 
 
 def _chunk_layers(options: Mapping[str, str], stages: int) -> tuple[int, ...]:
@@ -223,13 +207,13 @@ def _chunk_layers(options: Mapping[str, str], stages: int) -> tuple[int, ...]:
 
 
 def _devices(
-    texts: _Texts, source: SettingsSource, batch: Mapping[str, int], others: int
+    texts: GivenTexts, source: SettingsSource, batch: Mapping[str, int], others: int
 ) -> tuple[int, int]:
     """Nodes and devices of each, as the launcher, its hostfile or the batch says."""
     hosts = [int(slots) for text in source.files.values() for slots in HOST.findall(text)]
-    nodes = source.nodes or (texts.launch.nodes if texts.launch else 0)
+    nodes = source.nodes or (texts.launch.nodes if texts.launch else 0) or texts.nodes
     per_node = source.devices_per_node or (texts.launch.devices_per_node if texts.launch else 0)
-    per_node = per_node or (hosts[0] if hosts else 0)
+    per_node = per_node or (hosts[0] if hosts else 0) or texts.devices // (nodes or 1)
     nodes = nodes or len(hosts)
     total, micro_batch, accumulation = (batch[name] for name in BATCH)
     if not per_node and total and micro_batch and accumulation:
@@ -238,8 +222,8 @@ def _devices(
         nodes = nodes or world // max(per_node, 1)
     if not per_node:
         raise SettingsError(
-            f"{texts.where} does not say on how many devices it runs: give the deepspeed "
-            f"launcher's command with --num_nodes and --num_gpus, or --nodes and "
+            f"{texts.where} does not say on how many devices it runs: give the launcher's "
+            f"command, such as deepspeed's with --num_nodes and --num_gpus, or --nodes and "
             f"--gpus-per-node"
         )
     return nodes or 1, per_node
@@ -271,7 +255,7 @@ def _batches(keys: Keys, batch: Mapping[str, int], replicas: int) -> tuple[int, 
 
 def _pins(
     keys: Keys,
-    texts: _Texts,
+    texts: GivenTexts,
     degrees: Mapping[str, int],
     micro_batch: int,
     experts: Mapping[str, Any],
@@ -279,14 +263,10 @@ def _pins(
 ) -> Pins:
     """Choices that the settings state."""
     pinned: dict[str, Any] = {**degrees, "micro_batch": micro_batch, **experts}
-    pinned["recompute"] = _recompute(keys, texts.options, degrees["pp"], assumed)
+    pinned["recompute"] = _recompute(keys, texts, degrees["pp"], assumed)
     zero = keys.section("zero_optimization")
     if degrees["dp"] * degrees["cp"] > 1:
-        stage: int | str = zero.integer("stage", 0, least=0, most=3)
-        group = zero.integer("mics_shard_size", 0, least=-1, null=0)
-        if stage == 3 and 1 < group < degrees["dp"]:
-            stage = "3-hybrid"
-        pinned["zero"] = stage
+        pinned["zero"] = _zero(zero, texts, degrees["dp"])
     if degrees["pp"] > 1:
         pinned |= {"schedule": "1f1b", "interleave": 1}
     if degrees["tp"] > 1:
@@ -294,7 +274,8 @@ def _pins(
     if degrees["cp"] > 1:
         pinned["ring"] = False
     device = zero.section("offload_optimizer").text("device", "none", null="none")
-    if device != "none" or zero.flag("cpu_offload", False, null=False):
+    offload = texts.sharding is not None and texts.sharding.offload
+    if device != "none" or offload or zero.flag("cpu_offload", False, null=False):
         pinned["offload"] = OPTIMIZER
     pins = Pins.of(pinned)
     try:
@@ -302,6 +283,18 @@ def _pins(
     except PlanError as error:
         raise SettingsError(f"{texts.where}: {error}") from None
     return pins
+
+
+def _zero(zero: Keys, texts: GivenTexts, replicas: int) -> int | str:
+    """ZeRO of DeepSpeed's section, or of fully sharded data parallelism."""
+    if texts.sharding is None:
+        stage = zero.integer("stage", 0, least=0, most=3)
+        group = zero.integer("mics_shard_size", 0, least=-1, null=0)
+        return HYBRID if stage == 3 and 1 < group < replicas else stage
+    copies = texts.degrees.get("dp_replicate", 1)
+    if texts.sharding.zero and 1 < copies < replicas:
+        return HYBRID
+    return 0 if copies == replicas else texts.sharding.zero
 
 
 def _expert_pins(keys: Keys, model: ModelSpec, degrees: Mapping[str, int]) -> dict[str, Any]:
@@ -319,14 +312,17 @@ def _expert_pins(keys: Keys, model: ModelSpec, degrees: Mapping[str, int]) -> di
     return pinned | ({"etp": 1} if degrees["tp"] > 1 else {})
 
 
-def _recompute(keys: Keys, options: Mapping[str, str], stages: int, assumed: list[str]) -> str:
+def _recompute(keys: Keys, texts: GivenTexts, stages: int, assumed: list[str]) -> str:
+    options = texts.options
     if "recompute" in options:
         if options["recompute"] not in ("none", "full"):
             raise SettingsError(f"--recompute is `{options['recompute']}`: expected none or full")
         return options["recompute"]
-    stated = [name for name in RECOMPUTING if name in options]
+    stated = [options[name] for name in RECOMPUTING if name in options]
+    if texts.sharding is not None and texts.sharding.recompute:
+        return "full"
     if stated:
-        return "full" if any(is_on(options, name) for name in stated) else "none"
+        return "none" if all(text.lower() in NO for text in stated) else "full"
     if stages > 1:
         section = keys.section("pipeline")
         return "full" if section.integer("activation_checkpoint_interval", 0, least=0) else "none"
@@ -339,9 +335,10 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
     attention = options.get("attention", options.get("attn-implementation", ATTENTIONS["flash"]))
     plain = TrainingSpec()
     section, schedule = keys.section("optimizer"), keys.section("scheduler")
+    usual = options.get("optim", "AdamW")
     if not section.values:
         assumed.append("there is no `optimizer`: AdamW, as the script is taken to make it")
-    parameters, kind = section.section("params"), section.text("type", "AdamW").lower()
+    parameters, kind = section.section("params"), section.text("type", usual).lower()
     fields: dict[str, Any] = {
         "optimizer": "sgd" if kind.endswith("sgd") else "adamw",
         "learning_rate": parameters.number("lr", plain.learning_rate),
@@ -363,6 +360,7 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
     fields["warmup_steps"] = warmup if warmup > 1 else 0
     if schedule.text("type", "") == "WarmupCosineLR":
         fields["decay_steps"] = rising.integer("total_num_steps")
+        fields["warmup_steps"] = warmup_within(fields["warmup_steps"], fields["decay_steps"])
         fields["final_fraction"] = rising.number("cos_min_ratio", 1e-4, most=1.0)
     return TrainingSpec(**fields)
 
@@ -396,6 +394,18 @@ def _unplanned(keys: Keys, degrees: Mapping[str, int]) -> Iterator[str]:
         yield "compile.deepcompile: plans take kernels as they are without it"
     if keys.section("activation_checkpointing").flag("cpu_checkpointing", False, null=False):
         yield "activation_checkpointing.cpu_checkpointing: activations stay on devices in plans"
+
+
+def _left(texts: GivenTexts) -> Iterator[str]:
+    """Sentences about files that nothing was read in, and what sharding moves to the host."""
+    for name in texts.unseen:
+        yield f"{name}: nothing in this file was read"
+    if texts.sharding is None:
+        return
+    if texts.sharding.offload:
+        yield "fsdp offloads parameters and gradients too; a plan the optimizer's states alone"
+    if texts.sharding.gathered:
+        yield "hybrid_shard_zero2: weights stay gathered between passes"
 
 
 def _ignored(document: Mapping[str, Any]) -> Iterator[str]:

@@ -40,6 +40,25 @@ ARGUMENTS: dict[tuple[str, ...], tuple[str, Any]] = {
 }
 
 
+MODELS = (
+    "model-name-or-path",
+    "model",
+    "model-id",
+    "model-id-or-path",
+    "pretrained-model-name-or-path",
+)
+# What is read of a script, besides the arguments above.
+READ = frozenset(
+    {
+        *(*LENGTHS, *RECOMPUTING, *PIPELINES, *MODELS, *(row[0] for row in ARGUMENTS.values())),
+        *("deepspeed", "deepspeed-config", "fsdp", "fsdp-config", "attention", "recompute", "tf32"),
+        *("attn-implementation", "torch-dtype", "dtype", "torch-compile", "stage-layers", "steps"),
+        *("model-config", "adam-beta1", "adam-beta2", "tensor-parallel-size", "dp-shard-size"),
+        *("sequence-parallel-size", "dp-replicate-size", "disable-gradient-checkpointing"),
+    }
+)
+
+
 def options_of(arguments: Sequence[str]) -> dict[str, str]:
     """Values of a script's options by name, with hyphens; empty for those that have none.
 
@@ -121,9 +140,7 @@ def _resolved(
             option, default = ARGUMENTS[place]
             resolved[name] = _value(options, option, default)
             if option not in options and isinstance(default, int) and len(place) == 1:
-                assumed.append(
-                    f"{name} is auto, and there is no --{option}: {default}, as transformers has it"
-                )
+                assumed.append(f"{name} is {default}, transformers' default: no --{option} says it")
     return resolved
 
 

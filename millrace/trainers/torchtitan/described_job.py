@@ -3,16 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.models.errors import ModelError
+from millrace.models.importers.opening import open_model
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.search import Pins
 from millrace.trainers.header import read_header
-from millrace.trainers.job import TrainingJob
+from millrace.trainers.job import TrainingJob, warmup_within
 from millrace.trainers.model_names import name_of, stated
 from millrace.trainers.torchtitan.given_settings import GivenSettings, given_settings
 from millrace.trainers.torchtitan.job_settings import DISPATCHERS, STEPS
 from millrace.trainers.torchtitan.model_sizes import config_of
-from millrace.trainers.torchtitan.pipeline_stages import divided, layers_of_names
+from millrace.trainers.torchtitan.older_settings import REPLICATE, SHARD, split_points
+from millrace.trainers.torchtitan.pipeline_stages import (
+    divided,
+    layers_of_names,
+    layers_of_points,
+)
 from millrace.trainers.torchtitan.remarks import assumed_of, ignored_of, unplanned_of
 from millrace.trainers.torchtitan.settings_table import SCHEDULES, SINGLE
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
@@ -25,9 +32,7 @@ DEGREES = {
     "cp": "parallelism.context_parallel_degree",
     "ep": "parallelism.expert_parallel_degree",
 }
-REPLICATE = "parallelism.data_parallel_replicate_degree"
 ASYNC = "enable_async_tensor_parallel"
-SHARD = "parallelism.data_parallel_shard_degree"
 
 
 def read(source: SettingsSource) -> ReadSettings:
@@ -50,23 +55,18 @@ def read(source: SettingsSource) -> ReadSettings:
     copies, shards = _data_parallel(given, degrees, nodes * per_node)
     dp = copies * shards
     micro_batch, global_batch = _batches(given, dp, pipelined=degrees["pp"] > 1)
-    config: dict[str, Any] = config_of(given.sizes)
+    model = _model(given, source, header.get("model", ""))
+    config: Mapping[str, Any] = model.config
     chunk_layers, pipeline = _pipeline(given, config["layers"], degrees["pp"])
     recompute, recompute_layers = _recompute(given, chunk_layers or (config["layers"],))
     pinned: dict[str, Any] = {name: degrees[name] for name in ("tp", "pp", "cp")}
     pinned |= {"dp": dp, "micro_batch": micro_batch, "recompute": recompute, **pipeline}
     if dp * degrees["cp"] > 1:
         pinned["zero"] = _zero(given, copies, shards * degrees["cp"], degrees["pp"])
-    pinned |= _axis_choices(given, degrees, experts=bool(config["experts"]))
+    pinned |= _axis_choices(given, degrees, experts=bool(config.get("experts")))
     even = len(set(chunk_layers)) == 1
     job = TrainingJob(
-        model=ModelSpec(
-            name=header.get("model") or name_of("decoder", config),
-            family="decoder",
-            config=stated("decoder", config),
-            seq_len=_count(given, "training.seq_len"),
-            precision=_precision(given),
-        ),
+        model=model,
         training=_training(given),
         global_batch=global_batch,
         nodes=nodes,
@@ -83,6 +83,25 @@ def read(source: SettingsSource) -> ReadSettings:
         assumed=tuple(assumed_of(given, nodes, per_node)),
         ignored=tuple(ignored_of(given)),
         unplanned=tuple(unplanned_of(given, job, copies)),
+        unread=tuple(given.unread),
+    )
+
+
+def _model(given: GivenSettings, source: SettingsSource, name: str) -> ModelSpec:
+    """Model of the sizes of a flavour, or the one that the user names."""
+    seq_len, precision = _count(given, "training.seq_len"), _precision(given)
+    if "model" in source.values:
+        try:
+            return open_model(source.values["model"], seq_len, precision)
+        except ModelError as error:
+            raise SettingsError(str(error)) from None
+    config = config_of(given.sizes)
+    return ModelSpec(
+        name=name or name_of("decoder", config),
+        family="decoder",
+        config=stated("decoder", config),
+        seq_len=seq_len,
+        precision=precision,
     )
 
 
@@ -102,14 +121,15 @@ def _devices(
     per_node = source.devices_per_node or (launch.devices_per_node if launch else 0)
     if per_node and not nodes:
         nodes = 1
-    inside = degrees["tp"] * degrees["pp"] * degrees["cp"] * _count(given, REPLICATE)
-    shards = given.get(SHARD)
-    if shards < 1 and not (nodes and per_node):
+    shards, copies = given.get(SHARD), given.get(REPLICATE)
+    inside = degrees["tp"] * degrees["pp"] * degrees["cp"] * copies
+    left = SHARD if shards < 1 else REPLICATE
+    if min(shards, copies) < 1 and not (nodes and per_node):
         raise SettingsError(
-            f"{SHARD} is left to the number of devices, and no launcher says how many: give "
+            f"{left} is left to the number of devices, and no launcher says how many: give "
             f"--nodes and --gpus-per-node"
         )
-    if shards > 0 and not (nodes and per_node):
+    if not (nodes and per_node):
         devices = inside * shards
         per_node = per_node or (devices // nodes if nodes else min(NODE_DEVICES, devices))
         nodes = nodes or max(1, devices // per_node)
@@ -120,10 +140,12 @@ def _data_parallel(
     given: GivenSettings, degrees: Mapping[str, int], devices: int
 ) -> tuple[int, int]:
     """Copies of the weights, and ranks of data that share one."""
-    copies, shards = _count(given, REPLICATE), given.get(SHARD)
+    copies, shards = given.get(REPLICATE), given.get(SHARD)
     inside = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if shards < 1:
-        shards = devices // (copies * inside)
+        shards = devices // (max(copies, 1) * inside)
+    if copies < 1:
+        copies = devices // (shards * inside)
     if copies * shards * inside != devices:
         raise SettingsError(
             f"{REPLICATE} × {SHARD.rpartition('.')[2]} × tensor × pipeline × context parallel "
@@ -172,6 +194,8 @@ def _pipeline(
     parts = given.get("parallelism.module_fqns_per_model_part")
     if parts:
         counts = layers_of_names(parts)
+    elif points := split_points(given.values):
+        counts = layers_of_points(points, layers)
     else:
         degrees = {
             name: given.get(name) for name in given.table.rows if name.startswith("parallelism.")
@@ -249,6 +273,8 @@ def _software(given: GivenSettings) -> dict[str, str]:
         words["tensor_overlap"] = "1"
     if given.get("training.disable_cuda_graphs") is False:
         words["captured"] = "step"
+    if given.get("training.mixed_precision_reduce") == "bfloat16":
+        words["gradient_bytes"] = "2"
     return words
 
 
@@ -264,21 +290,19 @@ def _precision(given: GivenSettings) -> str:
 
 def _training(given: GivenSettings) -> TrainingSpec:
     """Optimizer and its schedule; what a kind of decay is, a plan does not say."""
-    name = str(given.get("optimizer.name") or "AdamW")
-    if name not in ("AdamW", "Adam"):
-        raise SettingsError(f"optimizer.name {name}: plans have AdamW")
     betas = given.values.get("optimizer.betas") or (
         given.get("optimizer.beta1") or 0.9,
         given.get("optimizer.beta2") or 0.95,
     )
     ratio = given.get("lr_scheduler.decay_ratio")
     steps = given.get("lr_scheduler.total_steps") or given.get("training.steps") or STEPS
+    decay_steps = 0 if ratio == 0 else steps
     clip = float(given.get("training.max_norm"))
     rate, decay = given.get("optimizer.lr"), given.get("optimizer.weight_decay")
     return TrainingSpec(
         learning_rate=float(8e-4 if rate is None else rate),
-        warmup_steps=given.get("lr_scheduler.warmup_steps"),
-        decay_steps=0 if ratio == 0 else steps,
+        warmup_steps=warmup_within(given.get("lr_scheduler.warmup_steps"), decay_steps),
+        decay_steps=decay_steps,
         final_fraction=float(given.get("lr_scheduler.min_lr_factor")),
         beta1=float(betas[0]),
         beta2=float(betas[1]),

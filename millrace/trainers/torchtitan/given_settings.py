@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.trainers.name_lists import listed
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
+from millrace.trainers.torchtitan.older_settings import renamed
 from millrace.trainers.torchtitan.python_module import (
     NOT_EVALUATED,
     ConfigCall,
@@ -15,6 +17,7 @@ from millrace.trainers.torchtitan.python_module import (
 )
 from millrace.trainers.torchtitan.settings_table import (
     NEWEST,
+    PLANNED,
     TOML,
     SettingsTable,
     table_of,
@@ -53,6 +56,12 @@ class GivenSettings:
         Names of the classes of sections that have several.
     launch : LaunchedProgram or None
         What starts it.
+    left_out : set of str
+        Names that are not to be read.
+    unread : list of str
+        Names that no release has.
+    stated : mapping
+        Values by the names with which they are set, of whatever release.
     """
 
     table: SettingsTable
@@ -62,6 +71,21 @@ class GivenSettings:
     expert_backend: str = "standard"
     classes: dict[str, str] = field(default_factory=dict)
     launch: LaunchedProgram | None = None
+    left_out: frozenset[str] = frozenset()
+    unread: list[str] = field(default_factory=list)
+    stated: Mapping[str, Any] = field(default_factory=dict)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a setting, if a release has it and it is not left out; a list may be one text."""
+        if name in self.left_out:
+            return
+        if not self.table.has(name):
+            self.unread.append(name)
+            return
+        if isinstance(value, str) and self.table.rows[name]["type"].startswith("list[str]"):
+            value = [word for word in value.split(",") if word]
+        self.table.check(name, value)
+        self.values[name] = value
 
     def get(self, name: str) -> Any:
         """Value of a setting, or its default."""
@@ -100,15 +124,16 @@ def given_settings(source: SettingsSource) -> GivenSettings:
     documents = [text for name, text in source.files.items() if name.endswith(".toml")]
     modules = [text for name, text in source.files.items() if name.endswith(".py")]
     if documents:
-        given = _of_toml(documents[0])
+        given = _of_toml(documents[0], source.left_out)
     elif modules:
-        given = _of_call(*_configuration(modules[0], options.get("config", "")))
+        call, constants = _configuration(modules[0], options.get("config", ""))
+        given = _of_call(call, constants, source.left_out)
     elif "job.config_file" in options:
         raise SettingsError(
             f"{options['job.config_file']}: give this file too, beside the command line"
         )
     elif "config" in options:
-        given = _of_call(_shipped_configuration(options), {})
+        given = _of_call(_shipped_configuration(options), {}, source.left_out)
     else:
         raise SettingsError(
             "expected torchtitan's TOML file, its module of configurations, or a command line with "
@@ -117,7 +142,11 @@ def given_settings(source: SettingsSource) -> GivenSettings:
     given.launch = launch
     _override(given, words)
     _override(given, [f"--{name}={text}" for name, text in source.values.items() if "." in name])
-    _resolve_flavor(given)
+    given.stated, given.values = given.values, renamed(given.table.rows, given.values)
+    for name in given.values.keys() & given.table.rows.keys():
+        given.table.check(name, given.values[name])
+    if "model" not in source.values:
+        _resolve_flavor(given)
     return given
 
 
@@ -166,15 +195,18 @@ def _configuration(text: str, function: str) -> tuple[ConfigCall, dict[str, Any]
     return module.configuration(function), module.constants
 
 
-def _of_toml(text: str) -> GivenSettings:
-    given = GivenSettings(table=table_of(TOML))
+def _of_toml(text: str, left_out: frozenset[str]) -> GivenSettings:
+    given = GivenSettings(table=table_of(TOML), left_out=left_out)
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"the file is no TOML: {error}") from None
     for name, value in _flattened(document, ""):
-        given.table.check(name, value)
-        given.values[name] = value
+        given.put(name, value)
+    if len(given.unread) > len(given.values):
+        raise SettingsError(
+            f"no release of torchtitan has {listed(given.unread)}: is this a file of torchtitan?"
+        )
     return given
 
 
@@ -186,9 +218,11 @@ def _flattened(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _of_call(call: ConfigCall, constants: Mapping[str, Any]) -> GivenSettings:
+def _of_call(
+    call: ConfigCall, constants: Mapping[str, Any], left_out: frozenset[str]
+) -> GivenSettings:
     """Settings of a call of `Trainer.Config`."""
-    given = GivenSettings(table=table_of(NEWEST))
+    given = GivenSettings(table=table_of(NEWEST), left_out=left_out)
     for section, value in call.keywords.items():
         if section == "model_spec":
             _read_model(given, value, constants)
@@ -215,8 +249,7 @@ def _set(given: GivenSettings, name: str, value: Any, *, named: bool) -> None:
     if name in given.table.rows and value is NOT_EVALUATED:
         raise SettingsError(f"{name} is {value!r}, which is not done here; write its value")
     if name in given.table.rows or named:
-        given.table.check(name, value)
-        given.values[name] = value
+        given.put(name, value)
 
 
 def _read_model(given: GivenSettings, value: Any, constants: Mapping[str, Any]) -> None:
@@ -255,8 +288,7 @@ def _read_optimizer(given: GivenSettings, value: Any) -> None:
                 raise SettingsError(f"optimizer.{name} is {setting!r}: expected numbers")
             given.values[f"optimizer.{name}"] = setting
         elif f"optimizer.{name}" in given.table.rows:
-            given.table.check(f"optimizer.{name}", setting)
-            given.values[f"optimizer.{name}"] = setting
+            given.put(f"optimizer.{name}", setting)
 
 
 def _override(given: GivenSettings, words: Sequence[str]) -> None:
@@ -284,17 +316,15 @@ def _override(given: GivenSettings, words: Sequence[str]) -> None:
             if not equals and following.lower() in ("true", "false"):
                 text, position = following, position + 1
             stated = text.lower() != "false"
-            given.values[positive] = stated and not field_name.startswith("no_")
+            given.put(positive, stated and not field_name.startswith("no_"))
             continue
-        if name not in given.table.rows:
-            given.table.check(name, text)
-        if not equals:
-            if position >= len(words):
-                raise SettingsError(f"--{name}: expected a value after it")
+        row = given.table.rows.get(name)
+        if not equals and position < len(words) and (row or not words[position].startswith("--")):
             text, position = words[position], position + 1
-        value = _converted(given.table.rows[name]["type"], name, text)
-        given.table.check(name, value)
-        given.values[name] = value
+        elif not equals and row:
+            raise SettingsError(f"--{name}: expected a value after it")
+        checked = row is not None and name.startswith(PLANNED)
+        given.put(name, _converted(row["type"], name, text) if row and checked else text)
 
 
 def _converted(kind: str, name: str, text: str) -> Any:
@@ -308,8 +338,6 @@ def _converted(kind: str, name: str, text: str) -> Any:
             return float(text)
     except ValueError:
         raise SettingsError(f"--{name} is `{text}`: expected {kind}") from None
-    if kind.startswith("list[str]"):
-        return text.split(",")
     return text
 
 
@@ -326,5 +354,8 @@ def _resolve_flavor(given: GivenSettings) -> None:
         choices = (
             f"known: {', '.join(names)}" if names else "known: those of llama3, qwen3, deepseek_v3"
         )
-        raise SettingsError(f"model {name}, flavor {flavor}: its sizes are not known; {choices}")
+        raise SettingsError(
+            f"model {name}, flavor {flavor}: its sizes are not known; {choices}; or give --set "
+            f"model=NAME with a name of `millrace models`"
+        )
     given.sizes = given.table.flavors[key]

@@ -1,6 +1,8 @@
 """Stages of a pipeline: layers of every chunk, as torchtitan names or counts them."""
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from millrace.trainers.trainer import SettingsError
@@ -53,6 +55,35 @@ def layers_of_names(parts: Sequence[Sequence[str]]) -> list[int]:
             "order, the head last; a plan has no other pipeline"
         )
     return [sum(name.startswith("layers.") for name in part) for part in parts]
+
+
+def layers_of_points(points: Sequence[str], layers: int) -> list[int]:
+    """Layers of every chunk, by the names of the modules with which all but the first begin.
+
+    Parameters
+    ----------
+    points : sequence of str
+        Of `pipeline_parallel_split_points`, which there was until 0.2.0.
+    layers : int
+        Of the model.
+
+    Raises
+    ------
+    SettingsError
+        One names no layer, or they are not in order.
+
+    Examples
+    --------
+    >>> layers_of_points(["layers.2", "layers.5"], 8)
+    [2, 3, 3]
+    """
+    numbers = [int(name[7:]) for name in points if re.fullmatch(r"layers\.[0-9]{1,6}", name)]
+    ends = [0, *numbers, layers]
+    if len(numbers) < len(points) or ends != sorted(set(ends)):
+        raise SettingsError(
+            "pipeline_parallel_split_points: expected layers in order, such as layers.4, layers.8"
+        )
+    return [end - start for start, end in pairwise(ends)]
 
 
 def divided(layers: int, settings: Mapping[str, Any], chunks_per_rank: int) -> list[int]:

@@ -6,29 +6,18 @@ from millrace.planner.parallel_degrees import HYBRID
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.torchtitan.given_settings import GivenSettings
 from millrace.trainers.torchtitan.job_settings import replicas
+from millrace.trainers.torchtitan.older_settings import releases
+from millrace.trainers.torchtitan.settings_table import PLANNED
 
 MATTERING = ("training.local_batch_size", "training.seq_len")
 PIPELINED = (
     "parallelism.pipeline_parallel_schedule",
     "parallelism.pipeline_parallel_microbatch_size",
 )
-# Sections and settings that a job holds, or that a remark speaks of.
-PLANNED = (
-    *("activation_checkpoint", "activation_checkpoint.mode"),
-    "activation_checkpoint.selective_ac_option",
-    *("compile.enable", "compile.components", "compile.enable_async_tensor_parallel"),
-    *("lr_scheduler.warmup_steps", "lr_scheduler.min_lr_factor", "lr_scheduler.decay_ratio"),
-    *("model.name", "model.flavor", "model.converters"),
-    *("optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.beta1", "optimizer.beta2"),
-    *("optimizer.eps", "optimizer.weight_decay", "optimizer.implementation"),
-    "optimizer.early_step_in_backward",
-    *("parallelism.", "training.dtype", "training.enable_cpu_offload"),
-    *("training.local_batch_size", "training.global_batch_size", "training.seq_len"),
-    *("training.max_norm", "training.mixed_precision_param", "training.disable_cuda_graphs"),
-    *("training.steps", "lr_scheduler.total_steps", "quantize."),
-)
+NORMS = ("rmsnorm", "compiled_rmsnorm", "fused_rmsnorm")
 UNPLANNED_PARALLELISM = (
     *("spmd_backend", "context_parallel_load_balancer", "context_parallel_ptrr_mask_key"),
+    *("enable_compiled_autograd", "pipeline_parallel_split_mode"),
 )
 
 
@@ -42,6 +31,7 @@ def assumed_of(given: GivenSettings, nodes: int, per_node: int) -> Iterator[str]
     nodes, per_node : int
         Devices that were taken.
     """
+    yield from releases(given.table.rows, given.stated)
     pipelined = given.get("parallelism.pipeline_parallel_degree") > 1
     for name in (*MATTERING, *(PIPELINED if pipelined else ())):
         if name not in given.values:
@@ -99,11 +89,15 @@ def unplanned_of(given: GivenSettings, job: TrainingJob, copies: int) -> Iterato
         yield "ChunkedLossWrapper: logits are made in parts, which takes less memory than predicted"
     if given.get("training.dtype") == "bfloat16":
         yield "training.dtype bfloat16: weights and optimizer states take 2 bytes each, not 4"
+    if (norm := given.get("model.norm_type") or "rmsnorm") not in NORMS:
+        yield f"model.norm_type {norm}: planned with RMS norms"
     yield from _optimizer_remarks(given)
     yield from _checkpoint_remarks(given)
 
 
 def _optimizer_remarks(given: GivenSettings) -> Iterator[str]:
+    if (name := given.get("optimizer.name") or "AdamW") not in ("AdamW", "Adam"):
+        yield f"optimizer.name {name}: planned as AdamW"
     if given.get("optimizer.implementation") != "fused":
         yield f"optimizer.implementation {given.get('optimizer.implementation')}, not fused"
     if given.get("optimizer.early_step_in_backward"):

@@ -1,5 +1,6 @@
 """Reading a `config.json`: the file, its model type and class, and the specification made of it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from millrace.models.zoo.catalogue import FAMILIES
 from millrace.models.zoo.family import check_length
 
 FILE_NAME = "config.json"
+# Strings, and the numbers that Python writes into JSON, which has none of these.
+_PYTHONS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
+_EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"}
 
 
 def read_config(
@@ -106,7 +110,8 @@ def config_spec(
 def _object(file: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
     content = read_text(file, "configuration", bytes_max=BYTES_MAX, error=ModelError)
-    values = decode_json(content, Any, f"configuration `{file}` is not JSON", ModelError)
+    where = f"configuration `{file}` is not JSON"
+    values = decode_json(strict_json(content), Any, where, ModelError)
     if not isinstance(values, dict):
         raise ModelError(f"configuration `{file}` holds {shown(values)}; expected a JSON object")
     return values
@@ -117,12 +122,34 @@ def _model_type(keys: Keys, file: Path) -> ModelType:
     if named in NOT_EXPRESSIBLE:
         raise keys.error("model_type", NOT_EXPRESSIBLE[named])
     if named and named not in MODEL_TYPES:
-        classes = keys.texts("architectures")
-        raise keys.error(
-            "model_type",
-            f"expected one of {', '.join(MODEL_TYPES)}{_by_class(file, classes)}",
-        )
+        how = _as_mixture() if _EXPERTS & keys.values.keys() else ""
+        how = how or _by_class(file, keys.texts("architectures"))
+        raise keys.error("model_type", f"expected one of {', '.join(MODEL_TYPES)}{how}")
     return keys.choice("model_type", MODEL_TYPES)
+
+
+def strict_json(content: bytes) -> bytes:
+    """JSON of what Python writes as JSON: null for infinities and for what is no number.
+
+    Parameters
+    ----------
+    content : bytes
+        In UTF-8.
+
+    Examples
+    --------
+    >>> strict_json(b'{"a": [0.0, Infinity], "NaN": "-Infinity"}')
+    b'{"a": [0.0, null], "NaN": "-Infinity"}'
+    """
+    return _PYTHONS.sub(lambda hit: hit[0] if hit[0].startswith(b'"') else b"null", content)
+
+
+def _as_mixture() -> str:
+    """Advice for a mixture of experts, which torch.export does not follow either."""
+    return (
+        "; a mixture of experts does not import through torch.export: if its layers are those of a "
+        "mixtral, qwen3_moe, deepseek_v3 or glm4_moe, say so by `model_type` in a copy of the file"
+    )
 
 
 def _by_class(file: Path, classes: Sequence[str]) -> str:

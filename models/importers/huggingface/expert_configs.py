@@ -176,12 +176,23 @@ def _glm4_moe(keys: Keys, _: str) -> Mapped:
 
 def _without_further_tokens(keys: Keys, fields: Config) -> Mapped:
     """Decoder without its modules for the tokens after the next, as transformers builds it."""
+    return _decoder(keys, fields)._replace(notes=further_tokens(keys))
+
+
+def further_tokens(keys: Keys) -> tuple[str, ...]:
+    """Note on modules for the tokens after the next, which are left out; none where none are there.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those of the whole configuration.
+    """
     modules = keys.integer("num_nextn_predict_layers", 0, least=0, most=LAYERS_MAX, null=0)
     note = (
         f"num_nextn_predict_layers is {modules}: planned without, as transformers builds it; "
         f"--mtp-layers {modules} plans them"
     )
-    return _decoder(keys, fields)._replace(notes=(note,) if modules else ())
+    return (note,) if modules else ()
 
 
 def _sigmoid_router(keys: Keys) -> Config:

@@ -1,6 +1,7 @@
 """Model types: the mapping that reads each `model_type`, and those that none can read."""
 
 from millrace.models.importers.huggingface.decoders import MODEL_TYPES as DECODERS
+from millrace.models.importers.huggingface.derived_configs import MODEL_TYPES as DERIVED
 from millrace.models.importers.huggingface.encoders import MODEL_TYPES as ENCODERS
 from millrace.models.importers.huggingface.expert_configs import MODEL_TYPES as EXPERTS
 from millrace.models.importers.huggingface.gemma_configs import MODEL_TYPES as GEMMA
@@ -14,6 +15,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     **DECODERS,
     **OLDER_DECODERS,
     **EXPERTS,
+    **DERIVED,
     **GPT_OSS,
     **LLAMA4,
     **GEMMA,

@@ -33,6 +33,7 @@ mode = "full"
 [compile]
 enable = true
 """
+COMPILED = {"compiled": "1"}
 LAUNCH = "torchrun --nnodes 16 --nproc_per_node 8 -m torchtitan.train --job.config_file 70b.toml"
 
 
@@ -136,14 +137,91 @@ def test_every_second_layer_is_a_number_of_layers() -> None:
     )
 
 
+OLDER = """
+[model]
+name = "llama3"
+flavor = "8B"
+norm_type = "layernorm"
+[optimizer]
+fused = true
+[training]
+batch_size = 8
+seq_len = 8192
+data_parallel_degree = -1
+tensor_parallel_degree = 2
+enable_loss_parallel = false
+compile = true
+steps = 60
+warmup_steps = 100
+[experimental]
+pipeline_parallel_degree = 2
+pipeline_parallel_split_points = ["layers.15"]
+[float8]
+enable_float8_linear = true
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_names_of_2024_are_read_by_those_of_the_last_toml() -> None:
+    settings = read({"old.toml": OLDER}, nodes=1, devices=8)
+    job = settings.job
+    assert job.pins == Pins.of(
+        {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "micro_batch": 4, "zero": 2, "recompute": "full"}
+        | {"schedule": "1f1b", "interleave": 1, "sequence_parallel": True}
+    )
+    assert (job.chunk_layers, job.model.precision, job.software) == ((15, 17), "fp8", COMPILED)
+    # A run that ends before its warm-up does is planned: rates change no duration.
+    assert (job.training.warmup_steps, job.training.decay_steps) == (60, 60)
+    assert settings.assumed[0].startswith(
+        "settings of torchtitan before 0.1.0, of 2024-07-31 to 2024-09-10, by experimental."
+    )
+    assert settings.unplanned == (
+        "parallelism.disable_loss_parallel: logits are gathered over the tp ranks",
+        "model.norm_type layernorm: planned with RMS norms",
+    )
+    assert settings.unread == ()
+
+
+def test_copies_of_2024_are_as_many_as_devices() -> None:
+    ddp = 'data_parallel_type = "ddp"\ntensor_parallel_degree = 1'
+    text = OLDER.replace("tensor_parallel_degree = 2", ddp)
+    text = text.replace("pipeline_parallel_degree = 2", "pipeline_parallel_microbatches = 4")
+    job = read({"old.toml": text}, nodes=1, devices=8).job
+    assert (job.pins.dp, job.pins.zero, job.pins.micro_batch) == (8, 0, 8)
+
+
+def test_settings_of_a_fork_are_unread_and_what_has_no_influence_is_not_checked() -> None:
+    text = TOML.replace('["quantize.linear.float8"]', '"float8"').replace("1.5e-4", "true")
+    text += '[mine]\nx = 1\n[lr_scheduler]\ndecay_type = "stairs"\n[checkpoint]\ninterval = "?"\n'
+    launch = f"{LAUNCH} --mine.flag --mine.y 2 --training.mixed_precision_reduce bfloat16"
+    source = SettingsSource(
+        files={"70b.toml": text, "": launch}, values={}, left_out=frozenset(["optimizer.lr"])
+    )
+    settings = TORCHTITAN.read(source)
+    assert settings.unread == ("mine.x", "mine.flag", "mine.y")
+    assert settings.job.model.precision == "fp8"
+    assert settings.job.software == {"compiled": "1", "gradient_bytes": "2"}
+    assert {"checkpoint.interval", "lr_scheduler.decay_type"} < set(settings.ignored)
+
+
+def test_a_model_without_known_sizes_is_named_by_the_user() -> None:
+    text = TOML.replace('"llama3"', '"llama2"')
+    source = SettingsSource(files={"2.toml": text, "": LAUNCH}, values={"model": "llama2-70b"})
+    job = TORCHTITAN.read(source).job
+    assert (job.model.name, job.model.seq_len) == ("llama2-70b", 8192)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
         ("tensor_parallel_degree", "tensor_paralel_degree", "did you mean parallelism.tensor_par"),
         ("tensor_parallel_degree = 8", 'tensor_parallel_degree = "8"', "expected int"),
         ('mode = "full"', 'mode = "ful"', "choose selective, full, memory_budget or none"),
-        ('flavor = "70B"', 'flavor = "71B"', "known: debugmodel, 1B, 3B, 8B, 70B, 405B"),
+        ('flavor = "70B"', 'flavor = "71B"', "1B, 3B, 8B, 70B, 405B; or give --set model=NAME"),
         ("[model]", "[model", "the file is no TOML"),
+        (TOML, "[training]\nepochs = 3\nrounds = 2", "has training.epochs, training.rounds"),
+        ("[training]", "[training]\nfp8_linear = 'x'", "choose one of True, False, dynamic"),
         ("Interleaved1F1B", "LoopedBFS", "plans have GPipe, 1F1B"),
         ("microbatch_size = 2", "microbatch_size = 3", "is no multiple of"),
         ("tensor_parallel_degree = 8", "tensor_parallel_degree = 7", "on 128 devices"),

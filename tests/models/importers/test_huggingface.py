@@ -219,6 +219,56 @@ def test_a_part_for_images_is_left_out_and_that_is_told(tmp_path: Path) -> None:
     assert notes == ["its part for images is left out"]
 
 
+TEXT = {name: value for name, value in LLAMA.items() if name not in ("architectures", "model_type")}
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("kimi_k25", "kimi_k2"),
+        ("qwen3_vl", "qwen3"),
+        ("qwen3_vl_moe", "qwen3_moe"),
+        ("mistral3", "mistral"),
+    ],
+)
+def test_the_text_of_a_wrapped_model_is_that_of_its_own_type(
+    tmp_path: Path, outer: str, inner: str
+) -> None:
+    notes: list[str] = []
+    wide = TEXT | {"num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 256}
+    values = {"model_type": outer, "text_config": wide, "tie_word_embeddings": True}
+    spec = read(tmp_path, values, told=notes.append)
+    plain = read(tmp_path, {"model_type": inner, **wide, "tie_word_embeddings": True})
+    assert (spec.config, spec.seq_len) == (plain.config, plain.seq_len)
+    assert notes == ["its part for images is left out"]
+
+
+def test_text_of_a_type_that_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
+    values = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", **TEXT}}
+    with pytest.raises(ModelError, match="`text_config`: `model_type` is 'ministral3'"):
+        read(tmp_path, values)
+
+
+def test_a_module_for_the_token_after_the_next_is_left_out_of_mimo(tmp_path: Path) -> None:
+    notes: list[str] = []
+    more = {"model_type": "mimo", "num_nextn_predict_layers": 1}
+    spec = read(tmp_path, TEXT | more, told=notes.append)
+    assert spec.config == read(tmp_path, TEXT | {"model_type": "qwen2"}).config
+    assert "--mtp-layers 1 plans them" in notes[0]
+
+
+def test_numbers_that_python_alone_writes_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    values = LLAMA | {"time_step_limit": [0.0, float("inf")], "x": float("nan")}
+    assert read(tmp_path, values).config == read(tmp_path, LLAMA).config
+
+
+def test_a_mixture_that_no_mapping_knows_is_not_sent_to_torch_export(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        read(tmp_path, LLAMA | {"model_type": "minimax_m2", "num_local_experts": 8})
+    assert "say so by `model_type` in a copy of the file" in str(refused.value)
+    assert "import_module" not in str(refused.value)
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_next", "kimi_linear"])
 def test_a_gated_delta_net_is_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
     with pytest.raises(ModelError, match="its gated delta net, a recurrence over the sequence"):
