@@ -86,10 +86,10 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_790,
-    "planner": 21_328,
+    "planner": 21_358,
     "simulator": 3_322,
     "executor": 26_336,
-    "millrace": 23_294,
+    "millrace": 23_301,
     "tests": 49_813,
     "benchmarks": 10_157,
 }
