@@ -6,6 +6,7 @@ its op. A clone is of its op's kind, labels and attributes, so it computes the s
 too, whose bits follow from the forward op that its attributes name.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -90,6 +91,30 @@ def with_recompute(graph: Graph, modes: Mapping[str, str]) -> Graph:
         for name in clones
     )
     return replace(graph, ops=tuple(ops), tensors=(*graph.tensors, *tensors)).validate()
+
+
+def layers_of(graph: Graph) -> tuple[str, ...]:
+    """Blocks that trainers recompute: not the first and the last, embedding and loss; else all.
+
+    Parameters
+    ----------
+    graph : Graph
+        A training graph; an end that is like another block is a layer.
+
+    Examples
+    --------
+    >>> from millrace.models.spec import TrainingSpec
+    >>> from millrace.models.zoo.catalogue import build_training, model_spec
+    >>> layers_of(build_training(model_spec("gpt2-small"), TrainingSpec(), 1))[:2]
+    ('h.0', 'h.1')
+    """
+    often = Counter(graph.templates[block] for block in graph.blocks)
+    ends = {
+        block
+        for block in graph.blocks[:1] + graph.blocks[-1:]
+        if often[graph.templates[block]] == 1
+    }
+    return tuple(block for block in graph.blocks if block not in ends) or tuple(graph.blocks)
 
 
 def _check(graph: Graph, modes: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.model_counts import NORMS
 from millrace.models.ops import op_kind
-from millrace.models.recompute import NONE
+from millrace.models.recompute import NONE, layers_of
 from millrace.planner.plan import OpSignature, Plan, recompute_modes, signature_of
 from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import parse_nd_sbp
@@ -241,9 +241,9 @@ def _expert_tensor_degrees(plan: Plan, graph: Graph) -> list[int]:
 
 
 def _recompute(plan: Plan, graph: Graph) -> list[Value]:
-    """Recompute modes of the repeated blocks."""
-    modes = recompute_modes(plan)
-    return sorted({modes.get(block, NONE) for block in _counted_blocks(graph)})
+    """Recompute modes of the repeated blocks; where none is, of the layers."""
+    modes, layers = recompute_modes(plan), layers_of(graph)
+    return sorted({modes.get(block, NONE) for block in _counted_blocks(graph).intersection(layers)})
 
 
 def _zero(plan: Plan, graph: Graph, axes: list[int]) -> list[Value]:

@@ -5,7 +5,7 @@ as it was, and every decision. It holds no wall-clock figure.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import msgspec
 
 from millrace.models.documents import decode_json
-from millrace.models.graph import Graph, Op, to_json
-from millrace.models.recompute import NONE
+from millrace.models.graph import Graph, Op, Phase, to_json
+from millrace.models.recompute import NONE, SUFFIX
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster
@@ -378,6 +378,59 @@ def recompute_modes(plan: Plan) -> dict[str, str]:
         for choice in chunk.blocks
         if plan.variants[choice.variant].recompute != NONE
     }
+
+
+def recomputed(plan: Plan, modes: Mapping[str, str]) -> Plan:
+    """Plan whose blocks recompute as `modes` say; all else, but its figures, stays.
+
+    Parameters
+    ----------
+    plan : Plan
+    modes : mapping of str to str
+        Per block: none, selective or full; blocks that are not named keep their mode.
+
+    Returns
+    -------
+    Plan
+        Without evidence and figures, which spoke of another plan. A variant's clones take the
+        signatures of their ops.
+
+    Raises
+    ------
+    ModelError
+        A block or a mode is not known.
+    """
+    wanted = recompute_modes(plan) | dict(modes)
+    graph = build_training(plan.model, plan.training, plan.batch, wanted)
+    clones: dict[str, list[str]] = {}
+    for op in graph.ops:
+        if op.phase is Phase.RECOMPUTE:
+            clones.setdefault(op.block, []).append(op.name.removeprefix(op.block + "."))
+    variants: list[Variant] = []
+    places: dict[tuple[int, str], int] = {}
+
+    def chosen(choice: BlockChoice) -> BlockChoice:
+        key = choice.variant, wanted.get(choice.block, NONE)
+        if key not in places:
+            places[key] = len(variants)
+            variants.append(
+                _with_clones(plan.variants[key[0]], key[1], clones.get(choice.block, []))
+            )
+        return msgspec.structs.replace(choice, variant=places[key])
+
+    chunks = tuple(
+        msgspec.structs.replace(chunk, blocks=tuple(map(chosen, chunk.blocks)))
+        for chunk in plan.chunks
+    )
+    return msgspec.structs.replace(
+        plan, variants=tuple(variants), chunks=chunks, evidence=None, figures={}
+    )
+
+
+def _with_clones(variant: Variant, mode: str, clones: list[str]) -> Variant:
+    originals = {op: how for op, how in variant.signatures.items() if not op.endswith(SUFFIX)}
+    signatures = originals | {clone: originals[clone.removesuffix(SUFFIX)] for clone in clones}
+    return msgspec.structs.replace(variant, recompute=mode, signatures=signatures)
 
 
 def read_plan(text: bytes) -> Plan:

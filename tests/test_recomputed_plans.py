@@ -14,10 +14,9 @@ from millrace.models.graph import Graph
 from millrace.models.spec import TrainingSpec
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.compile import compile_plan
-from millrace.planner.plan import Plan, recompute_modes
+from millrace.planner.plan import Plan, recompute_modes, recomputed
 from tests.parallel_runs import global_value, run
 from tests.plan_requests import plan_of
-from tests.recomputed import recomputed
 from tests.small_models import small
 
 GLOBAL_BATCH, MICROBATCHES, STEPS = 16, 4, 2

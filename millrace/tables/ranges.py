@@ -54,11 +54,12 @@ def stage_layers(plan: Plan, stage: int) -> str:
 
 
 def recomputed_layers(plan: Plan, stage: int) -> str:
-    """Modes of recomputation of a stage with their blocks: `selective 14 of 20`; empty: none."""
+    """Modes of recomputation of a stage with their layers: `selective 14 of 20`; empty: none."""
     modes = recompute_modes(plan)
     names = [
         choice.block for chunk in plan.chunks if chunk.stage == stage for choice in chunk.blocks
     ]
+    names = [name for name in names if name in modes or _is_numbered(name)]
     counts: dict[str, int] = {}
     for name in names:
         if name in modes:

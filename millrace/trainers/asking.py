@@ -3,15 +3,17 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from msgspec.structs import replace
 
 from millrace.api.plan_search import search
+from millrace.models.recompute import NONE, layers_of
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError
 from millrace.planner.frameworks.framework_tables import capabilities
-from millrace.planner.plan import Chunk, Plan
+from millrace.planner.plan import Plan, recomputed
 from millrace.planner.search import Pins
 from millrace.published.framework_of_row import as_set
 from millrace.trainers.job import TrainingJob
@@ -128,22 +130,27 @@ def planned_as_stated(
 
 
 def as_split(plan: Plan, job: TrainingJob) -> Plan:
-    """Plan with as many layers in each chunk as the job has.
+    """Plan with as many layers in each chunk as the job has, of them as many recomputed.
 
     Parameters
     ----------
     plan : Plan
         As the search answers the job's question.
     job : TrainingJob
-        Its `chunk_layers`; the plan stays where they are even.
+        Its `chunk_layers`; the plan stays where they are even. Its `recompute_layers`.
     """
-    if not job.chunk_layers or len(job.chunk_layers) != len(plan.chunks):
+    if len(job.chunk_layers) == len(plan.chunks):
+        blocks = iter([choice for chunk in plan.chunks for choice in chunk.blocks])
+        counts = [job.chunk_layers[0] + 1, *job.chunk_layers[1:-1]]
+        heads = [tuple(islice(blocks, count)) for count in counts]
+        chunks = zip(plan.chunks, [*heads, tuple(blocks)], strict=True)
+        divided = tuple(replace(chunk, blocks=part) for chunk, part in chunks)
+        plan = replace(plan, chunks=divided, evidence=None, figures={})
+    if not job.recompute_layers:
         return plan
-    blocks = [choice for chunk in plan.chunks for choice in chunk.blocks]
-    chunks: list[Chunk] = []
-    start = 0
-    for number, (chunk, layers) in enumerate(zip(plan.chunks, job.chunk_layers, strict=True)):
-        end = len(blocks) if number == len(plan.chunks) - 1 else start + layers + (number == 0)
-        chunks.append(replace(chunk, blocks=tuple(blocks[start:end])))
-        start = end
-    return replace(plan, chunks=tuple(chunks), evidence=None, figures={})
+    layers = layers_of(plan.graph)
+    others = [
+        [choice.block for choice in chunk.blocks if choice.block in layers][job.recompute_layers :]
+        for chunk in plan.chunks
+    ]
+    return recomputed(plan, dict.fromkeys(chain(*others), NONE))

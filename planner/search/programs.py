@@ -13,7 +13,7 @@ import numpy as np
 
 from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
-from millrace.models.recompute import with_recompute
+from millrace.models.recompute import layers_of, with_recompute
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.blocks.block_figures import (
     BlockPeaks,
@@ -155,13 +155,18 @@ class Programs:
     # -- what there is -----------------------------------------------------------------------
 
     def folded(self, mode: str) -> Folded:
-        """The graph folded, every block in one mode of recomputation."""
+        """The graph folded, every block in one mode of recomputation.
+
+        Ends of the model recompute where every block is free in its mode, and in no framework.
+        """
         if mode not in self._folded:
             if self._short is None:
                 self._short = deduplicated(self.graph)
             graph, often = self._short.graph, self._short.often
             if mode != "none":
-                graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
+                free = self.request.runs.mixed and self.request.pins.recompute is None
+                blocks = graph.blocks if free else layers_of(graph)
+                graph = with_recompute(graph, dict.fromkeys(blocks, mode))
             self._folded[mode] = fold(graph, often=often)
         return self._folded[mode]
 

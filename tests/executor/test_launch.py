@@ -28,11 +28,10 @@ from millrace.executor.values.initial import initial_value
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
-from millrace.planner.plan import Plan
+from millrace.planner.plan import Plan, recomputed
 from tests.executor.sources import ROOT
 from tests.in_process import KernelWork, execute_lockstep
 from tests.millrace.plans import data_parallel_pipeline
-from tests.recomputed import recomputed
 
 DEADLINE_S = 120.0
 

@@ -7,12 +7,11 @@ from rich.console import Console
 
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import plan_roles
-from millrace.planner.plan import Chunk, Plan, Prediction
+from millrace.planner.plan import Chunk, Plan, Prediction, recomputed
 from millrace.tables.alternatives import alternatives_table, difference
 from millrace.tables.ranges import rank_ranges, stage_blocks, stage_layers
 from millrace.tables.stages import axis_table, rank_table, stage_table
 from tests.millrace.plans import data_parallel_pipeline, drawn_plan
-from tests.recomputed import recomputed
 
 
 def rows(table):
@@ -44,7 +43,7 @@ def test_memory_and_busy_time_stand_beside_their_stage():
 
 def test_blocks_that_recompute_are_counted_in_the_table_and_named_in_pictures():
     plan = recomputed(data_parallel_pipeline(), {"h.1": "full", "h.2": "full", "h.3": "full"})
-    assert [row[3] for row in rows(stage_table(plan))] == ["full 1 of 3", "full 2 of 3"]
+    assert [row[3] for row in rows(stage_table(plan))] == ["full 1 of 2", "full 2 of 2"]
     assert stage_blocks(plan, 0) == "embedding, h.0, h.1 (recompute full)"
     assert stage_blocks(plan, 1) == "h.2-3 (recompute full), head"
 

@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from millrace.planner.clusters import framework
+from millrace.planner.plan import recomputed
 from tests.millrace.plans import data_parallel_pipeline
-from tests.recomputed import recomputed
 
 
 def test_what_a_framework_cannot_run_is_drawn_and_documented(call, answer, tmp_path: Path) -> None:

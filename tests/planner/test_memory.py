@@ -9,10 +9,9 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.memory.plan_deduplication import regular
-from millrace.planner.plan import Chunk, Plan
+from millrace.planner.plan import Chunk, Plan, recomputed
 from millrace.planner.schedules import stage_of
 from tests.plan_requests import plan_of
-from tests.recomputed import recomputed
 from tests.small_models import gpt_of, small
 
 ANY = 5.0  # a gap with which a search is over soon

@@ -12,9 +12,8 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import HYBRID, axis_roles, mixed_roles, roles
-from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant
+from millrace.planner.plan import BlockChoice, Chunk, OpSignature, Plan, Variant, recomputed
 from tests.plan_requests import plan_of
-from tests.recomputed import recomputed
 from tests.small_models import gpt_of, small
 
 GPT = gpt_of(2, 32, 4, vocab=64, positions=16)

@@ -6,11 +6,11 @@ from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
+from millrace.planner.plan import recomputed
 from millrace.simulator import predict, simulate
 from millrace.simulator.block_fidelity import by_block, shared
 from millrace.simulator.stage_fidelity import stage_graph
 from tests.millrace.plans import data_parallel_pipeline
-from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU
 
 

@@ -12,7 +12,7 @@ from millrace.models.spec import Config, ModelSpec
 from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.compile.slots import Timetable
 from millrace.planner.memory import plan_memory
-from millrace.planner.plan import BlockChoice, Chunk, Plan
+from millrace.planner.plan import BlockChoice, Chunk, Plan, recomputed
 from millrace.planner.schedules import stage_of
 from millrace.simulator import Simulated, SimulationError, predict, predict_fast, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
@@ -22,7 +22,6 @@ from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plain_links import without_library
 from tests.plan_requests import plan_of
-from tests.recomputed import recomputed
 from tests.simulator.graphs import GPU
 
 GPT: Config = {

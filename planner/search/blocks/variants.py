@@ -1,7 +1,8 @@
 """Variants: from the options of a solved block program to what a Plan holds and stages need."""
 
 from millrace.models.arrays import Bools
-from millrace.models.graph import Graph
+from millrace.models.graph import Graph, Phase
+from millrace.models.recompute import NONE
 from millrace.planner.plan import OpSignature, Variant
 from millrace.planner.search.blocks.strategies import StrategySpace
 
@@ -73,17 +74,23 @@ def variants(
     options : tuple of int
         Option of each choice, as the space numbers them.
     mode : str
-        Recomputation that the program was solved for: none, selective or full.
+        Recomputation that the program was solved for: none, selective or full; a template in which
+        it makes nothing again has none.
     """
+    again: set[str] = set()
     signatures: dict[str, dict[str, OpSignature]] = {}
     for choice, option in zip(space.choices, options, strict=True):
         for op_options in choice.ops:
             inner = op_options.op.name.removeprefix(op_options.op.block + ".")
             template = graph.templates[op_options.op.block]
+            if op_options.op.phase is Phase.RECOMPUTE:
+                again.add(template)
             signatures.setdefault(template, {})[inner] = op_options.signature(option).document
     return tuple(
         Variant(
-            template=template, signatures=dict(sorted(signatures[template].items())), recompute=mode
+            template=template,
+            signatures=dict(sorted(signatures[template].items())),
+            recompute=mode if template in again else NONE,
         )
         for template in dict.fromkeys(graph.templates[block] for block in graph.blocks)
     )

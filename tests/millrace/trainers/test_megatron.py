@@ -1,6 +1,7 @@
 """Megatron-LM's command line: what is written is read back, and what scripts say is worked out."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from msgspec.structs import replace as changed
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import recompute_modes
 from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.job_of_plan import job_of
+from millrace.trainers.job_plans import plan_of_job
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
@@ -97,6 +101,28 @@ def test_layers_of_chunks_and_first_recomputed_layers_come_back():
     written = MEGATRON_CORE.write(there)
     assert "Et*7|t*8|t*9|t*8L" in written.arguments
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_the_plan_of_a_job_recomputes_the_first_layers_of_every_chunk():
+    model = model_spec("gpt2-small", precision="bf16")
+    pins = {"dp": 1, "tp": 1, "interleave": 2, "schedule": "interleaved-1f1b", "zero": None}
+    model = changed(model, config={**model.config, "layers": 8})
+    there = replace(
+        job(model, recompute="full", sequence_parallel=None, **pins),
+        chunk_layers=(3, 2, 1, 2),
+        recompute_layers=2,
+        nodes=1,
+        devices_per_node=2,
+        global_batch=8,
+    )
+    plan = plan_of_job(there, "a100:2x1")
+    chunks = [[choice.block for choice in chunk.blocks] for chunk in plan.chunks]
+    layers = [[name for name in chunk if name.startswith("h.")] for chunk in chunks]
+    first = chain(*(chunk[:2] for chunk in layers))
+    assert recompute_modes(plan) == dict.fromkeys(first, "full")
+    back = job_of(plan, MEGATRON_CORE)
+    assert (back.pins.recompute, back.recompute_layers) == ("full", 2)
+    assert back.chunk_layers == tuple(map(len, layers)) == there.chunk_layers
 
 
 def test_what_a_framework_is_set_without_comes_back():

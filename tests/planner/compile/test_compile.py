@@ -16,10 +16,9 @@ from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import roles
-from millrace.planner.plan import Chunk, Plan
+from millrace.planner.plan import Chunk, Plan, recomputed
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plan_requests import plan_of
-from tests.recomputed import recomputed
 from tests.small_models import small
 
 ANY = 5.0  # a gap with which a search is over soon: any plan serves

@@ -15,6 +15,7 @@ from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
+from millrace.planner.plan import recompute_modes
 from millrace.planner.search import SearchRequest, search
 from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
@@ -66,6 +67,19 @@ def test_where_memory_is_short_the_first_layers_of_every_chunk_are_recomputed() 
     modes = {plan.variants[block.variant].recompute for c in plan.chunks for block in c.blocks}
     assert modes == {"none", "full"}
     assert unrunnable(plan, replace(runs, recompute_some=False))
+
+
+@pytest.mark.parametrize("name", [*RESTRICTED, "any"])
+def test_no_trainer_makes_the_embedding_or_the_loss_again(name: str) -> None:
+    plan = search(asked(name, 2, recompute="full", pp=2))
+    assert list(recompute_modes(plan)) == [f"h.{layer}" for layer in range(6)]
+    assert roles(plan, plan.graph)["recompute"] == "full"
+
+
+def test_a_single_layer_is_what_recomputes() -> None:
+    single = gpt_of(1, 32, 4, vocab=64, positions=16)
+    plan = search(replaced(asked("megatron-core", 1, recompute="full"), model=single))
+    assert roles(plan, plan.graph)["recompute"] == "full"
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "deepspeed"])

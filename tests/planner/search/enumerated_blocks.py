@@ -9,7 +9,7 @@ import numpy as np
 from millrace.models.arrays import Bools, Floats, Ints
 from millrace.models.graph import ITEMSIZE, Graph, Op, Phase, Rate
 from millrace.models.ops import op_kind
-from millrace.models.recompute import with_recompute
+from millrace.models.recompute import layers_of, with_recompute
 from millrace.planner.boxing import boxing_path
 from millrace.planner.costs.bucket_sizes import state_tensors
 from millrace.planner.errors import InfeasibleError
@@ -392,7 +392,8 @@ class EnumeratedBlocks:
         self.defers = candidate.pipeline.defers_weight_gradients
         plain_folded = fold(graph)
         forced = forced_ops(graph, plain_folded.counts)
-        self.graph = with_recompute(graph, dict.fromkeys(graph.blocks, mode))
+        blocks = graph.blocks if request.pins.recompute is None else layers_of(graph)
+        self.graph = with_recompute(graph, dict.fromkeys(blocks, mode))
         self.folded: Folded = fold(self.graph)
         self.in_buckets = state_tensors(self.graph)
         self.edges = [edge for edge in self.folded.edges if edge.readers]

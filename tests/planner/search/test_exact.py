@@ -36,7 +36,7 @@ SHOWN = {
     18: {"4 devices", "2 axes", "limited"},
     27: {"4 devices", "2 stages", "1 axis", "zb-h1"},
     36: {"2 stages", "full", "limited"},
-    38: {"2 axes", "selective", "limited"},
+    38: {"2 axes", "limited"},
     42: {"limited", "refused"},
     49: {"2 axes", "none", "full", "limited"},
     61: {"1 axis", "none", "full", "limited"},
