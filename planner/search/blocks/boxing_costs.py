@@ -66,8 +66,8 @@ class Boxed(NamedTuple):
     def buffer_bytes(self, maker: str, source: Ints, given: Ints) -> Ints:
         """Bytes of buffers made once a step that no other register has room for: [A, B, K].
 
-        A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
-        gradients of a microbatch; what a weight is gathered through lies where they will be summed
+        A sum of gradients is reduced where it lies, or into the weight that was gathered, as large
+        as the 16-bit gradients of a microbatch; what gathers a weight lies where they are summed
         (`millrace.planner.compile.arena.aliased_registers`).
 
         Parameters
@@ -82,7 +82,8 @@ class Boxed(NamedTuple):
         before, room = source[:, None], np.where(given < source, given, 0)[:, None]
         buffers: Ints
         if maker == "accumulate":
-            buffers = np.where(self.last_bytes <= room, 0, self.made_bytes)
+            fits = (self.last_bytes <= room) | (self.last_bytes == before)
+            buffers = np.where(fits, 0, self.made_bytes)
         elif maker == "cast":
             buffers = np.where(self.last_bytes > 0, np.maximum(self.last_bytes - before, 0), 0)
         else:
