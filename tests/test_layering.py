@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_781,
-    "planner": 21_322,
+    "planner": 21_405,
     "simulator": 3_322,
-    "executor": 26_336,
-    "millrace": 23_264,
-    "tests": 49_813,
+    "executor": 26_353,
+    "millrace": 23_293,
+    "tests": 49_869,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
