@@ -101,7 +101,7 @@ def message_bytes(
     Raises
     ------
     PlanError
-        A dim that the step's SBPs split does not exist or does not divide.
+        A dim that the step's SBPs split does not exist.
     """
     before = local_size(shape, step.before, sizes)
     return max(before, local_size(shape, step.after, sizes)) * itemsize
@@ -206,7 +206,7 @@ def boxing_path(
     Raises
     ------
     InfeasibleError
-        No path exists: a dim does not divide, or P(sum) would have to become P(max).
+        No path exists: a dim is not there, or P(sum) would have to become P(max).
 
     Examples
     --------
@@ -216,7 +216,8 @@ def boxing_path(
 
     Notes
     -----
-    Dijkstra's algorithm over the nd-SBPs that divide, by bytes and then by number of steps.
+    Dijkstra's algorithm over the nd-SBPs that divide, by bytes and then by number of steps; over
+    all where they lead nowhere, for shards may be padded (`millrace.planner.sbp.padded_shape`).
     """
     target = tuple(
         wanted if size > 1 else have
@@ -225,6 +226,8 @@ def boxing_path(
     devices = prod(sizes)
     # Which dims divide decides, and nothing else: shapes of one pattern share their paths.
     path = _paths(source, sizes, tuple(gcd(size, devices) for size in shape)).to(target)
+    if path is None:  # padded shards travel as if all divided
+        path = _paths(source, sizes, (devices,) * len(shape)).to(target)
     if path is None:
         raise InfeasibleError(
             f"no boxing from {format_nd_sbp(source)} to {format_nd_sbp(target)} for a tensor of "
@@ -291,7 +294,7 @@ def _held_bytes(
     """Bytes of a shard; None where a dim does not divide."""
     if sbp not in shard_bytes:
         try:
-            shard_bytes[sbp] = local_size(shape, sbp, sizes) * EXACT
+            shard_bytes[sbp] = prod(local_shape(shape, sbp, sizes)) * EXACT
         except PlanError:
             shard_bytes[sbp] = None
     return shard_bytes[sbp]
@@ -328,7 +331,7 @@ def crossing(
     InfeasibleError
         Source and target are both partial, or no boxing joins them.
     PlanError
-        A dim that the carried SBP splits does not exist or does not divide.
+        A dim that the carried SBP splits does not exist.
     """
     best: tuple[int, StageTransfer] | None = None
     for carried in dict.fromkeys((target, source)):
@@ -336,7 +339,7 @@ def crossing(
             continue
         before = boxing_path(source, carried, sizes, shape)
         after = boxing_path(carried, target, sizes, shape)
-        moved = prod(local_shape(shape, carried, sizes)) + sum(
+        moved = local_size(shape, carried, sizes) + sum(
             step_bytes(step, shape, 1, sizes) for step in (*before, *after)
         )
         if best is None or moved < best[0]:

@@ -266,6 +266,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         a long ring is paid less often.
     whole_blocks
         A bucket is what a block has, however much that is (PyTorch's FSDP).
+    pads
+        Ranks that share storage pad their shards, so that any number of them may (PyTorch's FSDP),
+        or share one long array (ZeRO's flat parameters); else as many as divide a dim.
     gradient_bytes
         Of one element of a gradient, while replicas sum it; 0: as the plan has it.
     state_ranks
@@ -295,6 +298,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bucket_bytes: int = 0
     bucket_part_bytes: int = 0
     whole_blocks: bool = False
+    pads: bool = False
     gradient_bytes: int = 0
     state_ranks: int = 0
     broadcast_ns: int = 0

@@ -59,12 +59,20 @@ class CollectiveKind:
     point_to_point: bool = False
 
     @property
+    def in_place(self) -> bool:
+        """True if members may receive where they send: beyond `IN_PLACE_BYTES_MIN`."""
+        return self.reduces and not self.scatters
+
+    @property
     def half_of_all_reduce(self) -> bool:
         """True if a ring moves the message once, where an all_reduce moves it twice."""
         return self.gathers != self.scatters
 
 
 ROTATE = "rotate"  # every member receives what the member before it has
+
+# Below this each member may add up what all send for itself, and so must find it as it was.
+IN_PLACE_BYTES_MIN = 2**16
 
 COLLECTIVES: dict[str, CollectiveKind] = {
     kind.name: kind

@@ -95,16 +95,43 @@ def local_shape(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...])
     """
     local = list(shape)
     for axis, (axis_sbp, size) in enumerate(zip(sbp, axis_sizes, strict=True)):
-        if not axis_sbp.is_split:
-            continue
-        if axis_sbp.dim >= len(local):
-            raise PlanError(f"{axis_sbp} on a tensor with {len(local)} dims")
-        if local[axis_sbp.dim] % size:
-            raise PlanError(
-                f"{axis_sbp} splits dim {axis_sbp.dim} (size {local[axis_sbp.dim]}) over axis "
-                f"{axis} ({size}): not divisible"
-            )
-        local[axis_sbp.dim] //= size
+        if axis_sbp.is_split and axis_sbp.dim < len(local):
+            if local[axis_sbp.dim] % size:
+                raise PlanError(
+                    f"{axis_sbp} splits dim {axis_sbp.dim} (size {local[axis_sbp.dim]}) over axis "
+                    f"{axis} ({size}): not divisible"
+                )
+            local[axis_sbp.dim] //= size
+    return padded_shape(shape, sbp, axis_sizes)
+
+
+@lru_cache(maxsize=65536)
+def padded_shape(
+    shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Shape of the largest shard of a tensor, to which the others are padded.
+
+    Parameters
+    ----------
+    shape, sbp, axis_sizes
+        As `local_shape` has them, but dims need not divide.
+
+    Raises
+    ------
+    PlanError
+        A split dim does not exist.
+
+    Examples
+    --------
+    >>> padded_shape((4096, 5), (split(0), BROADCAST), (24, 2))
+    (171, 5)
+    """
+    local = list(shape)
+    for axis_sbp, size in zip(sbp, axis_sizes, strict=True):
+        if axis_sbp.is_split:
+            if axis_sbp.dim >= len(local):
+                raise PlanError(f"{axis_sbp} on a tensor with {len(local)} dims")
+            local[axis_sbp.dim] = -(-local[axis_sbp.dim] // size)
     return tuple(local)
 
 
@@ -140,7 +167,7 @@ def shard_offsets(
 
 @lru_cache(maxsize=65536)
 def local_size(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) -> int:
-    """Number of elements of one device's shard.
+    """Number of elements of one device's shard, as `padded_shape` has it.
 
     Parameters
     ----------
@@ -154,6 +181,6 @@ def local_size(shape: tuple[int, ...], sbp: NdSbp, axis_sizes: tuple[int, ...]) 
     Raises
     ------
     PlanError
-        A split dim does not exist or does not divide evenly over its axes.
+        A split dim does not exist.
     """
-    return prod(local_shape(shape, sbp, axis_sizes))
+    return prod(padded_shape(shape, sbp, axis_sizes))

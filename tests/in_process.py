@@ -124,7 +124,7 @@ class KernelWork:
             state = self._states[rank]
             sent, received = state.arrays(fire)
             for part, send in enumerate(sent):
-                sends.setdefault(part, []).append(send)
+                sends.setdefault(part, []).append(send.copy())  # some receive where they send
             for part, recv in enumerate(received):
                 targets.append((part, state.exchanges[fire.actor][part], recv))
         for part, exchange, recv in targets:

@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_838,
-    "planner": 21_358,
+    "planner": 21_441,
     "simulator": 3_322,
-    "executor": 26_336,
+    "executor": 26_353,
     "millrace": 24_621,
-    "tests": 50_394,
+    "tests": 50_450,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -33,6 +33,7 @@ from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan
+from millrace.planner.sbp import local_shape, parse_nd_sbp
 
 
 class Beginning(NamedTuple):
@@ -328,12 +329,14 @@ def check_machine(
     Raises
     ------
     InfeasibleError
-        The machine cannot hold the ranks, or lacks what the backend needs; says what.
+        The machine cannot hold the ranks, or lacks what the backend needs; says what. Or shards of
+        the plan are padded, as trainers of others have them.
     PlanError
         There are no steps.
     """
     if steps < 1:
         raise PlanError(f"{steps} steps: expected at least one")
+    _check_even(graph)
     if elsewhere:
         return staged
     on_host = [
@@ -408,3 +411,15 @@ def _stall_limit(stall_s: float | None, expected: ExpectedStep | None) -> StallL
     if stall_s is not None:
         return StallLimit(unpredicted_s=stall_s, gaps=0.0)
     return StallLimit(predicted_step_s=None if expected is None else expected.step_ns / 1e9)
+
+
+def _check_even(graph: ActorGraph) -> None:
+    """Refuse shards that are padded: kernels and checkpoints here know equal ones alone."""
+    for register in (register for program in graph.programs for register in program.registers):
+        try:
+            local_shape(register.global_shape, parse_nd_sbp(register.sbp), graph.axis_sizes)
+        except PlanError as error:
+            raise InfeasibleError(
+                f"`{register.tensor}`: {error}. Trainers that pad shards run this plan, Millrace "
+                f"does not: plan with --framework millrace, or for a number of ranks that divides"
+            ) from None

@@ -11,9 +11,9 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from millrace.planner.collectives import COLLECTIVES, ROTATE
+from millrace.planner.collectives import COLLECTIVES, IN_PLACE_BYTES_MIN, ROTATE
 
-SMALL_BYTES = 2**16  # an all_reduce below this is added up by every member for itself
+SMALL_BYTES = IN_PLACE_BYTES_MIN  # an all_reduce below this is added up by every member for itself
 CHUNK_BYTES = 2**19
 CHUNKS_MIN = 8  # a piece is cut into so many, unless chunks would be too small
 CHUNK_BYTES_MIN = 2**16

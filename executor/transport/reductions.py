@@ -64,7 +64,7 @@ def reduce_into(
     Parameters
     ----------
     out
-        What is written; none of the terms lies there.
+        What is written; one of the terms may lie there, bit for bit.
     terms
         What the members send, in their order.
     reduction
@@ -93,9 +93,15 @@ def reduce_into(
 
 
 def _reduce(operation: np.ufunc, joins: Sequence[_Join], places: list[Array], buffers: int) -> None:
-    places += [np.empty_like(places[-1]) for _ in range(buffers)]
+    *terms, out = places
+    target_place = out
+    if len(joins) > 1 and any(np.may_share_memory(out, term) for term in terms):
+        target_place = np.empty_like(out)  # the first joins would write over a term read later
+    places = [*terms, target_place, *(np.empty_like(out) for _ in range(buffers))]
     for target, first, second in joins:
         operation(places[first], places[second], out=places[target])
+    if target_place is not out:
+        np.copyto(out, target_place)
 
 
 @cache

@@ -14,7 +14,7 @@ a stage runs one section at once, so that its order says what is alive together
 
 Of what comes once a step, three things of a weight are there when others are not: what gathers it
 before the first microbatch lies where its gradient will be summed, and what the sum is reduced to
-after the last one where the gathered weight was (`aliased_registers`).
+after the last one where the gathered weight was, or the sum itself (`aliased_registers`).
 
 Within a section the ops of one block form a *stretch*. What lives from one stretch to the next is
 placed first, in turns in two parts of the area; what lives within one fits around it. So equal
@@ -24,11 +24,13 @@ there are.
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence, Set
+from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import COMMUNICATION, HOST, LENT, TEMPORARY, Program
+from millrace.planner.collectives import COLLECTIVES, IN_PLACE_BYTES_MIN
 from millrace.planner.compile.bundles import kept_places, taking_turns
 from millrace.planner.compile.live_ranges import LiveRange, LiveRanges, stretches
 from millrace.planner.compile.slots import Timetable
@@ -156,7 +158,8 @@ def aliased_registers(live_ranges: LiveRanges, shared: Set[int]) -> dict[int, tu
     any forward that reads the whole, and so before its gradient is summed. What boxing makes of
     the sum, once the last microbatch is done, comes after all that read the whole weight, if their
     actors come before the sum's; the update that reads it is done before the weight is gathered
-    again.
+    again, and anything is summed. So it lies where the weight was, or where what it is boxed from
+    no longer is. Where neither has room, an all_reduce is in place.
 
     Parameters
     ----------
@@ -174,25 +177,42 @@ def aliased_registers(live_ranges: LiveRanges, shared: Set[int]) -> dict[int, tu
     draft = live_ranges.draft
     places: dict[int, tuple[int, int]] = {}
     for variable, gradient in _updates(draft):
-        parts, gathered = _gathered(live_ranges, variable)
         total, reduced = _summed(live_ranges, gradient)
-        if total is None or gathered is None or {total, gathered, *parts, *reduced} & shared:
+        if total is None or {total, *reduced} & shared:
             continue
-        if not _read_before(live_ranges, gathered, total):
-            continue
+        parts, gathered = _gathered(live_ranges, variable)
+        owners = [total]
+        apart = gathered is not None and not {gathered, *parts} & shared
+        if gathered is not None and apart and _read_before(live_ranges, gathered, total):
+            owners = [gathered, total]
         behind = 0
-        for part in parts:
+        for part in parts if len(owners) > 1 else ():
             size = draft.registers[part].slot_bytes
             if behind + size <= draft.registers[total].slot_bytes:
                 places[part] = total, behind
                 behind += size
-        # Every other one lies where the sum was, for what is boxed on is not read again.
-        row = [total, *reduced]
-        for position, register in enumerate(reduced):
-            owner = total if position % 2 else gathered
-            alone = position == 0 or len(live_ranges.readers[row[position - 1]]) == 1
-            if alone and draft.registers[register].slot_bytes <= draft.registers[owner].slot_bytes:
-                places[register] = owner, 0
+        places |= _boxed_places(live_ranges, owners, total, reduced)
+    return places
+
+
+def _boxed_places(
+    live_ranges: LiveRanges, owners: Sequence[int], total: int, reduced: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """Places of what boxing makes of a sum, one after the other, in those that may be there."""
+    draft, places = live_ranges.draft, dict[int, tuple[int, int]]()
+    last_in = {total: total}  # what lies, or lay, in the place of an owner
+    for before, register in pairwise((total, *reduced)):
+        size = draft.registers[register].slot_bytes
+        kind = draft.actors[draft.producer[register]].kind
+        is_large = kind in COLLECTIVES and size > IN_PLACE_BYTES_MIN
+        in_place = is_large and COLLECTIVES[kind].in_place
+        for owner in sorted(owners, key=lambda owner: last_in.get(owner) == before):
+            last = last_in.get(owner)
+            is_over = last is None or len(live_ranges.readers[last]) == 1
+            fits = size <= draft.registers[owner].slot_bytes
+            if is_over and fits and (last != before or in_place):
+                places[register], last_in[owner] = (owner, 0), register
+                break
     return places
 
 
@@ -264,10 +284,11 @@ def _summed(live_ranges: LiveRanges, gradient: int) -> tuple[int | None, list[in
         actor = draft.actors[index]
         if "accumulate" in actor.kinds:
             return gradient, reduced[::-1]
-        if not live_ranges.local(index):
-            return None, []
-        reduced.append(gradient)
         part = [port.register for port in actor.outputs].index(gradient)
+        if live_ranges.local(index):
+            reduced.append(gradient)
+        elif (actor.kind, actor.section) != ("add", UPDATE):  # of all readers of a tied weight
+            return None, []
         gradient, boxed = actor.inputs[part].register, index
 
 

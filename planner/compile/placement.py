@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
+from millrace.planner.costs.bucket_sizes import padded_ops
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
 from millrace.planner.plan import OpSignature, Plan, check_blocks, signature_of
-from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, parse_nd_sbp
+from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, padded_shape, parse_nd_sbp
 from millrace.planner.signatures import EXTRA
 
 
@@ -53,7 +54,7 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
             homes[choice.block] = (chunk.stage, on_stage[chunk.stage], choice.variant)
         on_stage[chunk.stage] += 1
     placed: list[PlacedOp] = []
-    sizes = plan.mesh.sizes
+    sizes, padded = plan.mesh.sizes, padded_ops(graph, plan.cluster.software)
     shapes = {name: tensor.shape for name, tensor in graph.tensors_by_name.items()}
     for op in graph.ops:
         if op.block == GLOBAL_BLOCK:
@@ -61,7 +62,7 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
             continue
         stage, chunk_index, variant = homes[op.block]
         signature = signature_of(plan, variant, op)
-        inputs, outputs = _read(op, signature, sizes, shapes)
+        inputs, outputs = _read(op, signature, sizes, shapes, op.name in padded)
         placed.append(
             PlacedOp(
                 op=op,
@@ -107,7 +108,11 @@ def _everywhere(op: Op, plan: Plan) -> list[PlacedOp]:
 
 
 def _read(
-    op: Op, signature: OpSignature, sizes: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
+    op: Op,
+    signature: OpSignature,
+    sizes: tuple[int, ...],
+    shapes: dict[str, tuple[int, ...]],
+    padded: bool,
 ) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
     """Parse one op's signature and check it against the op and its tensors."""
     extras = [extra.name for extra in EXTRA.get(op.kind, ())]
@@ -121,7 +126,7 @@ def _read(
         (*op.inputs, *op.outputs), (*signature.inputs, *signature.outputs), strict=True
     ):
         try:
-            sbps.append(_on_mesh(text, shapes[name], sizes))
+            sbps.append(_on_mesh(text, shapes[name], sizes, padded))
         except InfeasibleError as error:
             raise InfeasibleError(f"plan: op `{op.name}`, tensor `{name}`: {error}") from None
         except PlanError as error:
@@ -130,13 +135,13 @@ def _read(
 
 
 @lru_cache(maxsize=65536)
-def _on_mesh(text: str, shape: tuple[int, ...], sizes: tuple[int, ...]) -> NdSbp:
+def _on_mesh(text: str, shape: tuple[int, ...], sizes: tuple[int, ...], padded: bool) -> NdSbp:
     """SBP of one operand, checked against its shape; axes of size one say B."""
     sbp = parse_nd_sbp(text)
     if len(sbp) != len(sizes):
         raise PlanError(f"{text} on a mesh of {len(sizes)} axes")
     try:
-        local_shape(shape, sbp, sizes)
+        (padded_shape if padded else local_shape)(shape, sbp, sizes)
     except PlanError as error:
         raise InfeasibleError(str(error)) from None
     return tuple(axis_sbp if n > 1 else BROADCAST for axis_sbp, n in zip(sbp, sizes, strict=True))

@@ -6,7 +6,7 @@ from math import prod
 from millrace.models.graph import ITEMSIZE, Phase
 from millrace.planner.actors.graph import Actor, Meeting, Part, Port, Register
 from millrace.planner.collectives import COLLECTIVES, LOCAL_BOXING
-from millrace.planner.sbp import BROADCAST, NdSbp, format_nd_sbp, local_shape
+from millrace.planner.sbp import BROADCAST, NdSbp, format_nd_sbp, padded_shape
 
 # Part and chunk: `part` is begin, F, R, B, W or update; F, R, B, W run once a microbatch and chunk.
 # R, what is recomputed, runs among the actors of B, in their order.
@@ -110,7 +110,7 @@ class StageIR:
         initial: int = 0,
     ) -> int:
         """Add a register of one slot for this stage's shard of a tensor; return its index."""
-        local = local_shape(shape, sbp, self.sizes)
+        local = padded_shape(shape, sbp, self.sizes)
         self.registers.append(
             Register(
                 name=name,

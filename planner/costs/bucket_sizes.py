@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from millrace.models.graph import ITEMSIZE, Graph, Rate
 from millrace.planner.actors.graph import Actor, Program
-from millrace.planner.cluster import Cluster
+from millrace.planner.cluster import Cluster, Software
 
 # A bucket larger than what latency takes a twentieth of gains less than that, and shows its whole
 # length where nothing hides it.
@@ -168,6 +168,22 @@ def state_bytes_of(graph: Graph) -> int:
     tensors = graph.tensors_by_name
     variables = (op.outputs[0] for op in graph.ops if op.trains)
     return sum(tensors[name].size_bytes for name in variables)
+
+
+def padded_ops(graph: Graph, software: Software) -> frozenset[str]:
+    """Ops of which shards may be padded: those of state alone, where a framework pads.
+
+    Parameters
+    ----------
+    graph
+        A training graph, or part of one.
+    software
+        The framework.
+    """
+    if not software.pads:
+        return frozenset()
+    others = {tensor.name for tensor in graph.tensors if tensor.shape} - state_tensors(graph)
+    return frozenset(op.name for op in graph.ops if others.isdisjoint((*op.inputs, *op.outputs)))
 
 
 def state_tensors(graph: Graph) -> frozenset[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 import msgspec
+from msgspec.structs import replace
 
 from millrace.planner.actors.graph import (
     Actor,
@@ -133,11 +134,15 @@ def boxed(
     kind: str,
     over: tuple[str, ...],
     sbps: list[str],
+    in_place: bool = False,
 ) -> ActorGraph:
     """One boxing step: an input with sbps[0], a meeting over axes `over`, a result with sbps[1]."""
     writer = ProgramWriter(axes)
     source = writer.source("x", shape, sbps[0])
     target = writer.register("y", shape, sbps[1])
+    if in_place:
+        there = writer.registers[source].offset_bytes
+        writer.registers[target] = replace(writer.registers[target], offset_bytes=there)
     meeting = Meeting(key="x", kind=kind, axes=over, reduction="sum")
     writer.actor("box", kind, (source,), (target,), meeting=meeting)
     ranks = prod(axis.size for axis in axes)

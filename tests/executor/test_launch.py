@@ -26,12 +26,15 @@ from millrace.executor.rank import RankState
 from millrace.executor.training.orders import Saving, Supervision
 from millrace.executor.values.initial import initial_value
 from millrace.models.zoo.catalogue import build_training
+from millrace.planner.clusters import framework, local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.plan import Plan, recomputed
 from tests.executor.sources import ROOT
 from tests.in_process import KernelWork, execute_lockstep
 from tests.millrace.plans import data_parallel_pipeline
+from tests.plan_requests import plan_of
+from tests.small_models import gpt_of
 
 DEADLINE_S = 120.0
 
@@ -389,6 +392,16 @@ def test_more_ranks_than_the_machine_holds_are_refused() -> None:
         check_capacity((10**12,) * 4)
     with pytest.raises(InfeasibleError, match="100000 ranks"):
         check_capacity((0,) * 100_000)
+
+
+def test_padded_shards_are_left_to_the_trainers_that_have_them() -> None:
+    cluster = msgspec.structs.replace(
+        local_cluster(3, cores=3, memory_bytes=2**33), software=framework("torchtitan")
+    )
+    model = gpt_of(2, 32, 4, vocab=256, positions=16)
+    plan = plan_of(model, cluster, 6, dp=3, tp=1, cp=1, pp=1, zero=3, max_gap=1.0)
+    with pytest.raises(InfeasibleError, match=r"size 256\) over axis 0 \(3\).* Trainers that pad"):
+        execute(plan, steps=1)
 
 
 def test_a_number_of_steps_that_nobody_can_keep_is_refused() -> None:

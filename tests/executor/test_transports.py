@@ -66,6 +66,7 @@ def test_every_transport_moves_to_the_bit_what_one_process_moves(
         "matmul": split_matmul(4, microbatches=2),
         "all_reduce": boxed(shape, ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"]),
         "in pieces": boxed(large, ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"]),
+        "in place": boxed(large, ONE_AXIS, "all_reduce", ("tp",), ["P(sum)", "B"], in_place=True),
         "one axis": boxed(large, TWO, "all_reduce", ("dp",), ["(P(sum), S(1))", "(B, S(1))"]),
         "gather rows": boxed(shape, ONE_AXIS, "all_gather", ("tp",), ["S(0)", "B"]),
         "gather": boxed(shape, TWO, "all_gather", ("tp",), ["(S(1), S(1))", "(S(1), B)"]),

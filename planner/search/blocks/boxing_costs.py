@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from millrace.models.arrays import Bools, Floats, Ints
 from millrace.planner.boxing import moves
 from millrace.planner.cluster import Cluster
-from millrace.planner.collectives import ALONE, COLLECTIVES, LOCAL_BOXING, TokenCopies
+from millrace.planner.collectives import (
+    ALONE,
+    COLLECTIVES,
+    IN_PLACE_BYTES_MIN,
+    LOCAL_BOXING,
+    TokenCopies,
+)
 from millrace.planner.costs import (
     OpFirings,
     collective_duration_ns,
@@ -66,8 +72,8 @@ class Boxed(NamedTuple):
     def buffer_bytes(self, maker: str, source: Ints, given: Ints) -> Ints:
         """Bytes of buffers made once a step that no other register has room for: [A, B, K].
 
-        A sum of gradients is reduced into the weight that was gathered, as large as the 16-bit
-        gradients of a microbatch; what a weight is gathered through lies where they will be summed
+        A sum of gradients is reduced where it lies, or into the weight that was gathered, as large
+        as the 16-bit gradients of a microbatch; what gathers a weight lies where they are summed
         (`millrace.planner.compile.arena.aliased_registers`).
 
         Parameters
@@ -82,7 +88,9 @@ class Boxed(NamedTuple):
         before, room = source[:, None], np.where(given < source, given, 0)[:, None]
         buffers: Ints
         if maker == "accumulate":
-            buffers = np.where(self.last_bytes <= room, 0, self.made_bytes)
+            large = self.last_bytes > IN_PLACE_BYTES_MIN
+            fits = (self.last_bytes <= room) | (large & (self.last_bytes == before))
+            buffers = np.where(fits, 0, self.made_bytes)
         elif maker == "cast":
             buffers = np.where(self.last_bytes > 0, np.maximum(self.last_bytes - before, 0), 0)
         else:
@@ -137,6 +145,13 @@ class BoxingPaths(NamedTuple):
 
     reachable: Bools  # [A, B, K]
     edges: Ints  # [H, A, B, K]
+
+    def or_else(self, others: "BoxingPaths", none: int) -> "BoxingPaths":
+        """Paths, or others where there are none; `none` is the edge behind all."""
+        table = np.full((max(len(self.edges), len(others.edges)), *self.reachable.shape), none)
+        for paths, places in ((self, self.reachable), (others, ~self.reachable)):
+            np.copyto(table[: len(paths.edges)], paths.edges, where=places)
+        return BoxingPaths(self.reachable | others.reachable, table)
 
 
 def walk(graph: Edges, nexts: NDArray[np.int16]) -> NDArray[np.int16]:
@@ -229,7 +244,7 @@ class BoxingCosts:
         """
         software = self.cluster.software
         sent = copies if software.merges or software.gathers else ALONE
-        how = keeps_source, bucketed and software.bucketing, sent
+        how = keeps_source, bucketed and software.bucketing, bucketed and software.pads, sent
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:
             self._boxed[key] = self._box(dims, itemsize, sources, targets, *how)
@@ -243,10 +258,15 @@ class BoxingCosts:
         targets: Ints,
         keeps_source: bool,
         bucketed: bool,
+        padded: bool,
         copies: TokenCopies,
     ) -> Boxed:
         graph = edges(len(dims), self.alphabets[len(dims)])
-        hops = self._hops(graph, dims, sources, targets)
+        fits = divisible(graph.states, dims, self.sizes)
+        hops = self._hops(graph, len(dims), fits, sources, targets)
+        if padded and not fits.all():  # as `boxing_path` does
+            others = self._hops(graph, len(dims), np.ones_like(fits), sources, targets)
+            hops = hops.or_else(others, len(graph.before))
         size = dims.prod(axis=0) * itemsize
         step_ns, sizes = self._step_ns(graph, len(dims), size, bucketed, copies)
         # These places index flat tables that have an entry per edge and row.
@@ -267,10 +287,11 @@ class BoxingCosts:
             arrives += size * last
         return Boxed(hops.reachable, duration_ns, made_bytes, arrives)
 
-    def _hops(self, graph: Edges, dims: Ints, sources: Ints, targets: Ints) -> BoxingPaths:
-        """Edges of the paths from every source to every target."""
-        fits = divisible(graph.states, dims, self.sizes)
-        edges_by_key = self.cache.paths.setdefault((len(dims), self.alphabets[len(dims)]), {})
+    def _hops(
+        self, graph: Edges, ndim: int, fits: Bools, sources: Ints, targets: Ints
+    ) -> BoxingPaths:
+        """Edges of the paths from every source to every target, by way of states that divide."""
+        edges_by_key = self.cache.paths.setdefault((ndim, self.alphabets[ndim]), {})
         keys = [
             (mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)

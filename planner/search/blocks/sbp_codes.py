@@ -102,6 +102,17 @@ def divisible(states: Ints, dims: Ints, sizes: Ints) -> Bools:
     return fits
 
 
+def padded_sizes(states: Ints, dims: Ints, sizes: Ints) -> Ints:
+    """Elements of the largest shard of each state: [U, K], for dims [D, K] and sizes [N, K]."""
+    by_axis = digits(states, len(sizes))
+    elements = np.ones((len(states), sizes.shape[1]), np.int64)
+    for dim in range(len(dims)):
+        here = by_axis == FIRST_DIM + dim
+        cut = np.where(here[:, :, None], sizes[:, None, :], 1).prod(axis=0)
+        elements *= -(-dims[dim] // cut)
+    return elements
+
+
 def is_partial(states: Ints, axes: int) -> Bools:
     """True where any axis of a state is partial: [U]."""
     by_axis = digits(states, axes)

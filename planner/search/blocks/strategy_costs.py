@@ -19,7 +19,7 @@ from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import ALONE, ROTATE
 from millrace.planner.costs import OpFirings
-from millrace.planner.costs.bucket_sizes import state_tensors
+from millrace.planner.costs.bucket_sizes import padded_ops, state_tensors
 from millrace.planner.costs.expert_routing import copies_of_tokens
 from millrace.planner.costs.host_transfers import host_of, state_copies_ns
 from millrace.planner.costs.launch_overhead import hidden_share
@@ -45,7 +45,7 @@ from millrace.planner.search.blocks.sbp_codes import (
     divisible,
     is_partial,
     number_of,
-    shards,
+    padded_sizes,
 )
 from millrace.planner.search.blocks.strategies import (
     OpStrategies,
@@ -111,6 +111,7 @@ class StrategyCosts:
         self.masters = master_weights(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
         self.in_buckets = state_tensors(space.folded.graph)
+        self._padded = padded_ops(space.folded.graph, cluster.software)
         self.copies = copies_of_tokens(space.folded.graph)
         self.makers = {name: op for op in space.folded.ops for name in op.outputs}
         self.rows = sizes.shape[1]
@@ -145,6 +146,8 @@ class StrategyCosts:
             fits &= self._fits(op_options)
             self._add(figures, op_options)
         primary = fits & ops[0].primary[:, None]
+        if self._padded.issuperset(op_options.op.name for op_options in ops):
+            primary = np.where(primary.any(axis=0), primary, ops[0].primary[:, None])
         return figures, np.where(primary.any(axis=0), primary, fits)
 
     def _by_op(self) -> dict[str, tuple[StrategyNode, Ints, Bools]]:
@@ -207,8 +210,7 @@ class StrategyCosts:
         unique, back = self.boxing.cache.distinct(states)
         key = dims.tobytes(), unique.tobytes()
         if key not in self._sized:
-            cut = shards(unique, self.sizes)
-            size = dims.prod(axis=0)[None, :] // cut
+            size = padded_sizes(unique, dims, self.sizes)
             self._sized[key] = size, divisible(unique, dims, self.sizes)
         size, fits = self._sized[key]
         return size[back], fits[back]

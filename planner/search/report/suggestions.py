@@ -29,7 +29,7 @@ from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
-from millrace.planner.search.plan_writer import write_plan
+from millrace.planner.search.plan_writer import disobeyed, write_plan
 from millrace.planner.search.report.host_offload import (
     host_room_bytes,
     host_shortage,
@@ -46,6 +46,7 @@ from millrace.planner.search.request import (
 SHOWN = 3  # remedies in one sentence, at most
 SIZES = 3  # larger clusters that are tried
 DEPTHS = 4  # numbers of stages that are tried on each
+ANY_BYTES = 2**60  # more memory than any device has
 MESHES = 8  # meshes that are tried where signatures bind
 # Pins are tried stronger first, where they can be, else left out.
 STRONGER = {"recompute": "full", "zero": 3, "offload": OPTIMIZER}
@@ -97,7 +98,7 @@ def _nearby(value: int, request: SearchRequest) -> list[int]:
 
 
 def _has_plans(request: SearchRequest | None, graph: Graph) -> bool:
-    """True if there are shapes, and legal signatures of every op on one of a few of them."""
+    """True if there are shapes, and a plan on one of a few of them shows what is pinned."""
     if request is None:
         return False
     try:
@@ -114,7 +115,20 @@ def _has_plans(request: SearchRequest | None, graph: Graph) -> bool:
         bounds = evaluator.lower_bounds_ns(few)
     except InfeasibleError:
         return False
-    return not all(isinstance(bound, InfeasibleError) for bound in bounds)
+    return any(
+        _shows_pins(evaluator, candidate)
+        for candidate, bound in zip(few, bounds, strict=True)
+        if not isinstance(bound, InfeasibleError)
+    )
+
+
+def _shows_pins(evaluator: Evaluator, candidate: Candidate) -> bool:
+    """True if a candidate's plan, as if it had any memory, is what pins ask for."""
+    limits = (ANY_BYTES,) * len(usable_bytes(evaluator.request, candidate))
+    (outcome,) = evaluator.evaluate_many([candidate], [limits], float("inf"))
+    return isinstance(outcome, SolvedPlan) and not disobeyed(
+        write_plan(evaluator, outcome), evaluator.graph, evaluator.request.pins
+    )
 
 
 def _repinned(request: SearchRequest, name: str, value: object) -> SearchRequest | None:

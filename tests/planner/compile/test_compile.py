@@ -19,7 +19,7 @@ from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Chunk, Plan, recomputed
 from tests.millrace.plans import data_parallel_pipeline
 from tests.plan_requests import plan_of
-from tests.small_models import small
+from tests.small_models import gpt_of, small
 
 ANY = 5.0  # a gap with which a search is over soon: any plan serves
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
@@ -146,6 +146,23 @@ def test_weights_and_their_gradients_lend_each_other_their_places():
     assert "h.0.mlp.down.weight.cast" in lent
     assert any(name.startswith("h.0.mlp.down.weight.repeat.accumulate (") for name in lent)
     assert sum(program.memory_bytes_by_kind.values()) == program.memory_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_replicas_add_up_gradients_where_they_lie_and_small_ones_apart(precision):
+    model = gpt_of(2, 128, 2, vocab=512, positions=64, precision=precision)
+    plan = plan_of(model, "a100:2x1", dp=2, tp=1, pp=1, zero=0, micro_batch=1, max_gap=ANY)
+    (program,) = compile_plan(plan).programs
+    registers = {register.name: register for register in program.registers}
+    tied, reduced = "embedding.tokens.weight.cast.grad_sum B", "h.0.mlp.fc1.weight.repeat"
+    if precision == "fp32":
+        tied = tied.replace("cast.", "")
+    for name, place in ((tied, "embedding.tokens.weight"), (f"{reduced}.accumulate B", reduced)):
+        summed = registers[f"{place.removesuffix('.repeat')}.repeat.accumulate"]
+        assert registers[name].memory_kind == "lent"
+        assert registers[name].offset_bytes == summed.offset_bytes
+    small = registers["h.0.mlp.fc1.bias.repeat.accumulate B"]
+    assert small.offset_bytes != registers["h.0.mlp.fc1.bias.repeat.accumulate"].offset_bytes
 
 
 def span(register, slot):

@@ -82,6 +82,26 @@ def test_a_single_layer_is_what_recomputes() -> None:
     assert roles(plan, plan.graph)["recompute"] == "full"
 
 
+@pytest.mark.parametrize(
+    ("name", "zero"), [("torchtitan", 3), ("deepspeed", 2), ("megatron-core", 1)]
+)
+def test_any_number_of_ranks_shares_the_state_where_a_framework_pads(name: str, zero: int) -> None:
+    request = replaced(asked(name, 3, dp=3, zero=zero), global_batch=12)
+    plan, unshared = (
+        search(replaced(request, pins=replaced(request.pins, zero=level))) for level in (zero, 0)
+    )
+    assert roles(plan, plan.graph)["zero"] == zero
+    (shared,), (alone,) = plan_memory(plan), plan_memory(unshared)
+    assert 1 / 3 < shared.optimizer_bytes / alone.optimizer_bytes < 0.4
+
+
+def test_sharing_that_a_framework_does_not_have_is_refused_with_hints_that_hold() -> None:
+    request = replaced(asked("jax-xla", 3, dp=3, zero=3), global_batch=13)
+    with pytest.raises(InfeasibleError, match="do not divide the global batch") as refusal:
+        search(request)
+    assert "--global-batch" not in str(refusal.value)  # storage does not divide either
+
+
 @pytest.mark.parametrize("name", ["torchtitan", "deepspeed"])
 def test_where_memory_is_short_all_layers_have_one_mode(name: str) -> None:
     free = asked(name, 2, dp=2, tp=1, micro_batch=8, zero=0)

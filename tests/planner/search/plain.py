@@ -13,7 +13,12 @@ from millrace.models.labels import parse
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.boxing import BoxingStep, boxing_path, message_bytes
 from millrace.planner.cluster import Cluster
-from millrace.planner.collectives import ALONE, LOCAL_BOXING, TokenCopies
+from millrace.planner.collectives import (
+    ALONE,
+    IN_PLACE_BYTES_MIN,
+    LOCAL_BOXING,
+    TokenCopies,
+)
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
 from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.sbp import NdSbp, local_shape, local_size, parse_nd_sbp
@@ -122,12 +127,12 @@ class PlainPrices:
             return 0
         step_bytes = [self.local_bytes(tensor, step.after) for step in path]
         if op.kind == "accumulate":
-            # The gathered weight has room for what the sum of its gradients is reduced to.
-            given = tensors[op.inputs[0]].dtype
-            given_bytes = (
-                self.local_bytes(tensor, source) // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
-            )
+            # The gathered weight has room for what the sum of its gradients is reduced to, or the
+            # sum itself.
+            given, before = tensors[op.inputs[0]].dtype, self.local_bytes(tensor, source)
+            given_bytes = before // ITEMSIZE[tensor.dtype] * ITEMSIZE[given]
             lent = ITEMSIZE[given] < ITEMSIZE[tensor.dtype] and step_bytes[-1] <= given_bytes
+            lent = lent or before == step_bytes[-1] > IN_PLACE_BYTES_MIN
             return 0 if lent else sum(step_bytes)
         if op.kind == "cast":
             # The sum of gradients has room for the parts of a weight.

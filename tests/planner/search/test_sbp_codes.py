@@ -21,6 +21,7 @@ from millrace.planner.search.blocks.sbp_codes import (
     is_partial,
     number_of,
     numbers,
+    padded_sizes,
     sbp_of,
     shards,
 )
@@ -55,9 +56,11 @@ def test_what_divides_and_what_is_left_is_what_local_shapes_say(shape: tuple[int
     states = np.array([number_of(sbp) for sbp in sbps])
     dims = np.repeat(np.array(shape, np.int64).reshape(-1, 1), len(meshes), axis=1)
     fits = divisible(states, dims, sizes)
-    cut = shards(states, sizes)
+    cut, padded = shards(states, sizes), padded_sizes(states, dims, sizes)
     for number, sbp in enumerate(sbps):
         for row, mesh in enumerate(meshes):
+            if not any(axis_sbp.dim >= len(shape) for axis_sbp in sbp):
+                assert padded[number, row] == local_size(shape, sbp, mesh)
             try:
                 local = local_shape(shape, sbp, mesh)
             except PlanError:
