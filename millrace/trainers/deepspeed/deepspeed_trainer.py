@@ -1,7 +1,12 @@
 """Trainer record of DeepSpeed."""
 
 from millrace.trainers.deepspeed.ds_config_reading import read_settings, recognizes
-from millrace.trainers.deepspeed.ds_config_writing import FRAMEWORK, NAME, written_settings
+from millrace.trainers.deepspeed.ds_config_writing import (
+    FRAMEWORK,
+    NAME,
+    respelled,
+    written_settings,
+)
 from millrace.trainers.deepspeed.ds_names import names_table
 from millrace.trainers.trainer import Trainer
 
@@ -13,4 +18,5 @@ DEEPSPEED = Trainer(
     recognizes=recognizes,
     write=written_settings,
     read=read_settings,
+    respelled=respelled,
 )

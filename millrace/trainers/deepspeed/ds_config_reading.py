@@ -21,6 +21,7 @@ from millrace.planner.search import Pins
 from millrace.trainers.deepspeed.ds_config_writing import (
     ATTENTIONS,
     BACKENDS,
+    BATCH,
     FRAMEWORK,
     GRADIENTS,
 )
@@ -38,7 +39,7 @@ from millrace.trainers.header import read_header
 from millrace.trainers.huggingface_config import with_even_share
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
-from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, flattened
 
 MARKS = ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization")
 MEGATRON = re.compile(r"--tensor-model-parallel-size|--num-attention-heads|pretrain_\w+\.py")
@@ -150,10 +151,9 @@ def _read(texts: _Texts, source: SettingsSource) -> ReadSettings:
         assumed=tuple(assumed),
         ignored=(*texts.ignored, *_ignored(document)),
         unplanned=tuple(_unplanned(keys, degrees)),
+        given=dict(flattened(texts.document))
+        | {f"--{name}": value for name, value in texts.options.items()},
     )
-
-
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def _precision(keys: Keys, options: Mapping[str, str]) -> str:

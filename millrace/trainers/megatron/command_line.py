@@ -15,6 +15,7 @@ from millrace.trainers.megatron.argument_table import (
     defaults,
     given_values,
     option_of,
+    options_of,
     words_of,
 )
 from millrace.trainers.megatron.job_of_arguments import read_job
@@ -35,6 +36,12 @@ KNOWN_BY_IN_YAML = ("num_attention_heads:", "tensor_model_parallel_size:", "--hi
 KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
 # What earlier versions called what has another name now.
 RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
+SELECTIVE, GRANULARITY = "--recompute-activations", "--recompute-granularity"
+CHUNKS, CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+LEFT_TO_THE_SCRIPT = (
+    "data, tokenizer, checkpoints and the number of steps are no part of a plan: random tokens, "
+    "none saved, 100 steps, until the script is told others"
+)
 LINE, ROOM = 96, 20  # characters of a line of the script, and of a value that follows
 
 
@@ -76,8 +83,12 @@ def write(job: TrainingJob) -> WrittenSettings:
         '    --train-iters "${TRAIN_ITERS:-100}" --eval-iters 0 --log-interval 1 --log-throughput',
         "",
     ]
+    unsaid.append(LEFT_TO_THE_SCRIPT)
     return WrittenSettings(
-        files={"launch.sh": "\n".join(lines)}, arguments=tuple(words), unsaid=tuple(unsaid)
+        files={"launch.sh": "\n".join(lines)},
+        arguments=tuple(words),
+        unsaid=tuple(unsaid),
+        settings=options_of(values),
     )
 
 
@@ -98,6 +109,29 @@ def wrapped(words: Sequence[str]) -> Iterator[str]:
             line = ""
         line = f"{line} {quoted}".lstrip()
     yield line
+
+
+def respelled(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the arguments that the user has for them, of those that say the same.
+
+    Parameters
+    ----------
+    settings : mapping
+        As written.
+    given : mapping
+        As read.
+    """
+    words = dict(settings)
+    if CHUNK in given:
+        stages = words["--pipeline-model-parallel-size"]
+        chunks = words.pop(CHUNKS, 1)
+        words[CHUNK] = words["--num-layers"] // (stages * chunks) if chunks > 1 else None
+    if SELECTIVE in given:
+        selective = words.get(GRANULARITY) == "selective"
+        words[SELECTIVE] = True if selective else None
+        for name in (GRANULARITY, "--recompute-modules") if selective else ():
+            words.pop(name, None)
+    return words
 
 
 def recognizes(source: SettingsSource) -> bool:
@@ -138,7 +172,11 @@ def read(source: SettingsSource) -> ReadSettings:
         header,
     )
     unknown = [name for name in gone if name not in RENAMED]
-    return replace(settings, ignored=(*_without_influence(given), *unknown, *others))
+    return replace(
+        settings,
+        ignored=(*_without_influence(given), *unknown, *others),
+        given=options_of(given),
+    )
 
 
 def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
@@ -199,6 +237,7 @@ MEGATRON_CORE = Trainer(
     recognizes=recognizes,
     write=write,
     read=read,
+    respelled=respelled,
     # Sequence parallelism is optional, and a layout gives every chunk its own number of layers.
     runs=msgspec.structs.replace(capabilities(MEGATRON), sequence_parallel="free", layers="any"),
 )

@@ -14,7 +14,7 @@ from millrace.trainers.torchtitan.job_settings import DISPATCHERS, STEPS
 from millrace.trainers.torchtitan.model_sizes import config_of
 from millrace.trainers.torchtitan.pipeline_stages import divided, layers_of_names
 from millrace.trainers.torchtitan.remarks import assumed_of, ignored_of, unplanned_of
-from millrace.trainers.torchtitan.settings_table import SCHEDULES, SINGLE
+from millrace.trainers.torchtitan.settings_table import SCHEDULES, SINGLE, TOML
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 
 FRAMEWORK = "torchtitan"
@@ -83,6 +83,9 @@ def read(source: SettingsSource) -> ReadSettings:
         assumed=tuple(assumed_of(given, nodes, per_node)),
         ignored=tuple(ignored_of(given)),
         unplanned=tuple(unplanned_of(given, job, copies)),
+        given=given.values
+        if given.table.version == TOML
+        else {"activation_checkpoint": "SelectiveAC", **given.values},
     )
 
 

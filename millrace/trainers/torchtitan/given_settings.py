@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from millrace.trainers.torchtitan.settings_table import (
     SettingsTable,
     table_of,
 )
-from millrace.trainers.trainer import SettingsError, SettingsSource
+from millrace.trainers.trainer import SettingsError, SettingsSource, flattened
 
 PROGRAM = re.compile(r"(torchtitan\.train|(?:\./)?(?:torchtitan/)?train\.py)$")
 SCRIPT = re.compile(r"run_train\.sh((?:[ \t]|\\\n)[^\n;&|]*(?:\\\n[^\n;&|]*)*)?")
@@ -172,18 +172,10 @@ def _of_toml(text: str) -> GivenSettings:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"the file is no TOML: {error}") from None
-    for name, value in _flattened(document, ""):
+    for name, value in flattened(document):
         given.table.check(name, value)
         given.values[name] = value
     return given
-
-
-def _flattened(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _of_call(call: ConfigCall, constants: Mapping[str, Any]) -> GivenSettings:
