@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from millrace.planner.plan import Plan
-    from millrace.trainers.trainer import ReadSettings, Trainer
+    from millrace.trainers.trainer import ReadSettings, SettingsSource, Trainer
 
 To = Annotated[
     str,
@@ -138,7 +138,7 @@ def import_config(
     from millrace.files import check_writable, write_document
 
     check_writable(output)
-    _, read = read_settings(settings, source, nodes, gpus_per_node, values, cluster, left_out)
+    _, read, _ = read_settings(settings, source, nodes, gpus_per_node, values, cluster, left_out)
     document = _documented(read)
     if output is not None or cluster is not None:
         document["cluster"] = _cluster_text(read, cluster)
@@ -156,8 +156,8 @@ def read_settings(
     values: list[str] | None,
     cluster: str | None,
     left_out: list[str] | None,
-) -> tuple["Trainer", "ReadSettings"]:
-    """Trainer of the settings that a command names, and their job.
+) -> tuple["Trainer", "ReadSettings", "SettingsSource"]:
+    """Trainer of the settings that a command names, their job, and their texts.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def read_settings(
 
     added = added_values(values or ())
     named = source_of(settings, added, nodes, gpus_per_node, cluster, left_out or ())
-    return catalogue.read_settings(named, trainer, "--from")
+    return *catalogue.read_settings(named, trainer, "--from"), named
 
 
 def planned_job(read: "ReadSettings", cluster: str | None) -> "Plan":

@@ -1,11 +1,13 @@
 """A job as it runs, its single changes ranked by what each gains, and its framework's free plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from millrace.api.plan_search import search
 from millrace.figures import prediction_of
+from millrace.improvement.setting_changes import SettingChange, setting_changes
 from millrace.improvement.single_changes import SingleChange, single_changes
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
@@ -20,6 +22,7 @@ from millrace.scaling.bottlenecks import resources, step_bottlenecks
 from millrace.simulator import SimulationError
 from millrace.trainers.asking import cluster_text, planned_as_stated, question_of
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.job_of_plan import job_of
 from millrace.trainers.trainer import Trainer
 
 Progress = Callable[[str], None]
@@ -45,8 +48,8 @@ class ChangeOutcome:
         Bytes that a device has left; below zero where it does not fit.
     risky : bool
         The reserve is not left free: it may not fit once it runs.
-    settings : tuple of str
-        Words of the trainer's command line that are new or other with it.
+    settings : tuple of SettingChange
+        Settings of the trainer that are new or other with it.
     """
 
     change: SingleChange
@@ -55,7 +58,12 @@ class ChangeOutcome:
     memory_bytes_max: int
     spare_bytes: int
     risky: bool
-    settings: tuple[str, ...] = ()
+    settings: tuple[SettingChange, ...] = ()
+
+    @property
+    def speed_gain(self) -> float:
+        """Share by which tokens a second grow."""
+        return speed_gain(self.gain)
 
     @property
     def fits(self) -> bool:
@@ -93,6 +101,10 @@ class Improvement:
         The fastest plan of the same framework that fits, with no choice pinned.
     free_gain : float or None
         Share of the step that it saves.
+    free_job : TrainingJob or None
+        The same plan as a job of the trainer.
+    free_settings : tuple of SettingChange
+        Settings by which it differs from the job.
     """
 
     job: TrainingJob
@@ -108,11 +120,37 @@ class Improvement:
     refused: tuple[tuple[SingleChange, str], ...]
     free_plan: Plan | None
     free_gain: float | None
+    free_job: TrainingJob | None = None
+    free_settings: tuple[SettingChange, ...] = ()
 
     @property
     def correction(self) -> float:
         """Factor on all predicted step times: the measured step over the predicted one."""
         return self.measured_s / self.predicted_s if self.measured_s else 1.0
+
+    @property
+    def gaining(self) -> list[tuple[float, str, TrainingJob]]:
+        """Gains, names and jobs of what fits safely and gains, the largest first."""
+        jobs = [
+            (outcome.gain, outcome.change.text, outcome.change.job)
+            for outcome in self.outcomes
+            if outcome.fits and not outcome.risky and outcome.settings
+        ]
+        if self.free_job is not None and self.free_settings:
+            name = f"the best plan of {self.job.framework}"
+            jobs.append((self.free_gain or 0.0, name, self.free_job))
+        return sorted((row for row in jobs if row[0] > 0), key=lambda row: -row[0])
+
+
+def speed_gain(gain: float) -> float:
+    """Share by which tokens a second grow where a step saves a share of its time.
+
+    Parameters
+    ----------
+    gain : float
+        The share of time, below 1.
+    """
+    return 1 / (1 - gain) - 1
 
 
 def improved(
@@ -120,6 +158,7 @@ def improved(
     cluster: str | None = None,
     *,
     trainer: Trainer | None = None,
+    given: Mapping[str, Any] | None = None,
     measured_s: float | None = None,
     free: bool = True,
     processes: int = 1,
@@ -135,6 +174,8 @@ def improved(
         Its devices, where the job does not say which (`millrace.trainers.asking.cluster_text`).
     trainer : Trainer, optional
         In whose settings changes are said; by default in none.
+    given : mapping, optional
+        Settings of the job as they are given (`ReadSettings.given`).
     measured_s : float, optional
         Seconds of its step as measured, by which all predictions are corrected.
     free : bool
@@ -165,12 +206,14 @@ def improved(
     correction = measured_s / today.step_time_s if measured_s else 1.0
     runs = capabilities(job.framework)
     changes = single_changes(job, runs)
-    tell(f"simulating {len(changes)} changes")
-    tried = list(map_in_processes(partial(_tried, named), changes, processes))
+    tried: list[Prediction | str] = []
+    for answer in map_in_processes(partial(_tried, named), changes, processes):
+        tell(f"{len(tried) + 1} of {len(changes)} changes")
+        tried.append(answer)
     outcomes = [
         replace(
             _outcome(change, prediction, today, named, correction),
-            settings=() if trainer is None else _settings(job, change.job, trainer),
+            settings=_settings(job, change.job, trainer, given),
         )
         for change, prediction in zip(changes, tried, strict=True)
         if isinstance(prediction, Prediction)
@@ -181,6 +224,7 @@ def improved(
     bottlenecks = step_bottlenecks(plan)
     free_plan = _free_plan(job, named, progress) if free else None
     free_step = None if free_plan is None else prediction_of(free_plan).step_time_s
+    free_job = _job_of(free_plan, job, trainer)
     return Improvement(
         job=job,
         plan=plan,
@@ -195,6 +239,8 @@ def improved(
         refused=refused,
         free_plan=free_plan,
         free_gain=None if free_step is None else 1 - free_step / today.step_time_s,
+        free_job=free_job,
+        free_settings=() if free_job is None else _settings(job, free_job, trainer, given),
     )
 
 
@@ -229,42 +275,51 @@ def _device_bytes(cluster: Cluster) -> int:
     return min(group.device.memory_bytes for group in cluster.groups)
 
 
-def _settings(before: TrainingJob, after: TrainingJob, trainer: Trainer) -> tuple[str, ...]:
-    """Words by which the trainer's settings of two jobs differ, as the second has them."""
+def _settings(
+    before: TrainingJob,
+    after: TrainingJob,
+    trainer: Trainer | None,
+    given: Mapping[str, Any] | None,
+) -> tuple[SettingChange, ...]:
+    """Settings of the trainer in which two jobs differ; none where it cannot be told one."""
+    if trainer is None:
+        return ()
     try:
-        words = [_arguments(trainer.write(job).arguments) for job in (before, after)]
+        return setting_changes(before, after, trainer, given or {})
     except InfeasibleError:
         return ()
-    before_words, after_words = words
-    joined = "=" if not any(name.startswith("--") for name in after_words) else " "
-    added = [
-        f"{name}{joined}{value}".strip()
-        for name, value in after_words.items()
-        if before_words.get(name) != value
-    ]
-    return (*added, *(f"without {name}" for name in before_words if name not in after_words))
 
 
-def _arguments(words: Sequence[str]) -> dict[str, str]:
-    """Values of a command line by option: `--name value`, `--name=value` or `path=value`."""
-    values: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--") or "=" in word:
-            name, _, value = word.partition("=")
-            values[name] = value
-        elif name:
-            values[name] = f"{values[name]} {word}".strip()
-    return values
+def _job_of(plan: Plan | None, job: TrainingJob, trainer: Trainer | None) -> TrainingJob | None:
+    """The job with a plan's choices; None where there is no plan, or the trainer cannot run it."""
+    if plan is None or trainer is None:
+        return None
+    try:
+        planned = job_of(plan, trainer)
+    except InfeasibleError:
+        return None
+    return replace(
+        job,
+        pins=planned.pins,
+        chunk_layers=planned.chunk_layers,
+        recompute_layers=planned.recompute_layers,
+        software=_usual(job).software,
+    )
+
+
+def _usual(job: TrainingJob) -> TrainingJob:
+    """The job with all overlaps on, as its framework usually is set."""
+    words = {name: word for name, word in job.software.items() if word != "0"}
+    return replace(job, software=words)
 
 
 def _free_plan(job: TrainingJob, cluster: Cluster, progress: Progress | None) -> Plan | None:
     """Fastest plan of the framework that fits; None where none does."""
-    asked = question_of(job, cluster)
+    asked = question_of(_usual(job), cluster)
     try:
         return search(
             asked.model,
-            cluster,
+            asked.cluster,
             asked.global_batch,
             training=asked.training,
             pins=Pins(),

@@ -131,6 +131,12 @@ def improve(
     source = source_of(named, values or {}, nodes, devices_per_node, cluster)
     reader, read = read_settings(source, trainer, "trainer")
     improvement = improved(
-        read.job, cluster, trainer=reader, measured_s=measured_s, free=search, progress=progress
+        read.job,
+        cluster,
+        trainer=reader,
+        given=read.given,
+        measured_s=measured_s,
+        free=search,
+        progress=progress,
     )
     return ImprovementResult(improvement=improvement, remarks=read.remarks)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from millrace.drawing import headline
-from millrace.improvement.improved_job import ChangeOutcome, Improvement
+from millrace.improvement.improved_job import ChangeOutcome, Improvement, speed_gain
 from millrace.planner.formatting import size
 from millrace.units import format_percent, format_seconds
 
@@ -22,11 +22,12 @@ def change_document(outcome: ChangeOutcome) -> dict[str, Any]:
         "after": outcome.change.after,
         "step_time_s": outcome.step_time_s,
         "gain": outcome.gain,
+        "speed_gain": outcome.speed_gain,
         "memory_bytes_max": outcome.memory_bytes_max,
         "spare_bytes": outcome.spare_bytes,
         "fits": outcome.fits,
         "risky": outcome.risky,
-        "settings": list(outcome.settings),
+        "settings": [change.document for change in outcome.settings],
     }
 
 
@@ -57,6 +58,7 @@ def improvement_document(improvement: Improvement) -> dict[str, Any]:
         ],
         "free_plan": None if free is None else headline(free),
         "free_gain": improvement.free_gain,
+        "free_settings": [change.document for change in improvement.free_settings],
     }
 
 
@@ -105,7 +107,7 @@ def change_table(improvement: Improvement) -> "Table":
 
     table = Table(title="single changes", title_justify="left")
     table.add_column("change", overflow="fold")
-    for column in ("step", "gain", "memory"):
+    for column in ("step", "time", "tokens/s", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)
     table.add_column("in the trainer's settings", overflow="fold")
@@ -114,10 +116,11 @@ def change_table(improvement: Improvement) -> "Table":
         table.add_row(
             outcome.change.text,
             format_seconds(outcome.step_time_s),
-            format_percent(outcome.gain, signed=True),
+            format_percent(-outcome.gain, signed=True),
+            format_percent(outcome.speed_gain, signed=True),
             size(outcome.memory_bytes_max),
             fits,
-            "\n".join(outcome.settings),
+            "\n".join(change.text for change in outcome.settings),
         )
     return table
 
@@ -138,6 +141,8 @@ def closing_lines(improvement: Improvement) -> list[str]:
         step_s = improvement.predicted_s * (1 - improvement.free_gain) * improvement.correction
         lines.append(
             f"the best plan of {improvement.job.framework} that fits: {headline(free)}; "
-            f"{format_seconds(step_s)}, {format_percent(improvement.free_gain, signed=True)}"
+            f"{format_seconds(step_s)}, {format_percent(-improvement.free_gain, signed=True)} "
+            f"time, {format_percent(speed_gain(improvement.free_gain), signed=True)} tokens/s"
         )
+        lines += [f"  {change.text}" for change in improvement.free_settings]
     return lines

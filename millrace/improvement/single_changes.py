@@ -150,12 +150,14 @@ def _exchanged(
     document = _consistent(document, degrees)
     if (degrees["dp"] * degrees["cp"] * degrees["tp"]) % (degrees["ep"] * document.get("etp", 1)):
         return None
+    stages = (job.pins.pp or 1) * (job.pins.interleave or 1)
+    recomputed = -(-job.recompute_layers * stages // (degrees["pp"] * chunks))
     partners = {other: getattr(job.pins, other) or 1}
     return SingleChange(
         choice=f"{name} (with {other})",
         before=f"{getattr(job.pins, name) or 1} ({partners[other]})",
         after=f"{degree} ({partner})",
-        job=replace(job, pins=Pins.of(document), chunk_layers=(), recompute_layers=0),
+        job=replace(job, pins=Pins.of(document), chunk_layers=(), recompute_layers=recomputed),
     )
 
 

@@ -1,8 +1,10 @@
 """Trainer: the record of a training framework, with what writes and what reads its settings."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 from millrace.planner.errors import PlanError
 from millrace.planner.frameworks.capabilities import Capabilities
@@ -31,11 +33,15 @@ class WrittenSettings:
         Settings as the trainer's own command line takes them, for `--json`.
     unsaid : tuple of str
         Sentences about what of the job the trainer cannot be told.
+    settings : mapping
+        Values by the trainer's own names, options with their dashes: None where an option is not
+        to be given, True for one without a value.
     """
 
     files: Mapping[str, str]
     arguments: tuple[str, ...]
     unsaid: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class ReadSettings:
         Sentences about settings that change speed or memory and have no place in a plan.
     unread : tuple of str
         Settings that no release of the trainer has, by name, such as those of a fork.
+    given : mapping
+        Values that the settings give, by the names of `WrittenSettings.settings`.
     """
 
     job: TrainingJob
@@ -61,6 +69,7 @@ class ReadSettings:
     ignored: tuple[str, ...] = ()
     unplanned: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -113,6 +122,8 @@ class Trainer:
         What its settings can say; by default what the record of its first framework lets plans be.
     write_plan : callable, optional
         Settings of a whole plan, where they say more than a job; in place of `write`.
+    respelled : callable
+        Written settings by the names that given ones have for them.
     """
 
     name: str
@@ -124,3 +135,56 @@ class Trainer:
     read: Callable[[SettingsSource], ReadSettings]
     runs: Capabilities | None = None
     write_plan: "Callable[[Plan], WrittenSettings] | None" = None
+    respelled: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda settings, given: settings
+    )
+
+
+def number_text(value: float) -> str:
+    """Number as people write it in settings.
+
+    Parameters
+    ----------
+    value : float
+        Where it is a product's last bit away from a shorter number, the shorter one is written.
+
+    Examples
+    --------
+    >>> [number_text(x) for x in (3e-4, 1e-8, 0.02, 500000.0, 3e-4 * 0.1)]
+    ['3e-4', '1e-8', '0.02', '500000', '3e-5']
+    """
+    short = float(f"{value:.12g}")
+    value = short if abs(short - value) <= 4e-16 * abs(value) else value
+    if value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if not abs(value) < 1e-3:
+        return repr(value)
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    text = "".join(map(str, digits))
+    fraction = f".{text[1:]}" if len(text) > 1 else ""
+    return f"{'-' * sign}{text[0]}{fraction}e{len(text) - 1 + int(exponent)}"
+
+
+def with_plain_numbers(text: str) -> str:
+    """Text whose lines end in numbers (of JSON, of a dict), these as `number_text` writes them."""
+    number = re.compile(r"(?<=[\s:])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?=[,}]?$)", re.M)
+    return number.sub(
+        lambda hit: hit[0] if hit[0].lstrip("-").isdigit() else number_text(float(hit[0])), text
+    )
+
+
+def flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings of nested mappings by their dotted names.
+
+    Parameters
+    ----------
+    document : mapping
+        As decoded.
+    prefix : str
+        Before every name.
+    """
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

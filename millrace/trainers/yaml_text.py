@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from millrace.trainers.trainer import SettingsError
+from millrace.trainers.trainer import SettingsError, number_text
 
 CHARACTERS_MAX = 1_000_000  # PyYAML takes a second for a tenth of it; settings have thousands
 
@@ -52,4 +52,15 @@ def write_yaml(document: dict[str, Any]) -> str:
     """Text of a mapping in YAML, its keys in their order."""
     import yaml
 
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    dumper: Any = type("NumberDumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(float, _number)
+    return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True))
+
+
+def _number(dumper: Any, number: float) -> Any:
+    """Node of a number as people write it; YAML 1.1 wants a point before an exponent."""
+    digits, power, exponent = number_text(number).partition("e")
+    if not power:
+        return dumper.represent_float(number)
+    digits = digits if "." in digits else f"{digits}.0"
+    return dumper.represent_scalar("tag:yaml.org,2002:float", f"{digits}e{exponent}")

@@ -33,13 +33,21 @@ def test_changes_are_ranked_by_what_they_gain_and_scaled_to_the_measured_step(im
     assert without.gain > 0
     assert without.step_time_s == pytest.approx((1 - without.gain) * 0.5)
     assert improved.improvement.correction == pytest.approx(correction)
-    assert "without --recompute-granularity" in without.settings
+    assert without.speed_gain == pytest.approx(1 / (1 - without.gain) - 1)
+    assert without.settings[0].document == {
+        "name": "--recompute-granularity",
+        "from": "full",
+        "to": None,
+    }
 
 
 def test_the_best_plan_is_at_least_as_fast_as_every_change_that_fits(improved):
     assert improved.improvement.free_gain >= max(c.gain for c in improved.changes) - 0.02
     assert improved.best is not None
     assert improved.best.choices.recompute == "none"
+    words = [change.text for change in improved.improvement.free_settings]
+    assert "without --recompute-granularity" in words
+    assert all(f"\n    {word}" in repr(improved) for word in words)
 
 
 def test_it_shows_itself_and_becomes_a_data_frame(improved):

@@ -2,7 +2,12 @@
 
 from millrace.planner.errors import InfeasibleError
 from millrace.trainers.deepspeed.ds_config_reading import FSDP, read_settings, recognizes
-from millrace.trainers.deepspeed.ds_config_writing import FRAMEWORK, NAME, written_settings
+from millrace.trainers.deepspeed.ds_config_writing import (
+    FRAMEWORK,
+    NAME,
+    respelled,
+    written_settings,
+)
 from millrace.trainers.deepspeed.ds_names import names_table
 from millrace.trainers.deepspeed.given_texts import is_job
 from millrace.trainers.deepspeed.trainer_arguments import argument_table
@@ -17,6 +22,7 @@ DEEPSPEED = Trainer(
     recognizes=recognizes,
     write=written_settings,
     read=read_settings,
+    respelled=respelled,
 )
 
 

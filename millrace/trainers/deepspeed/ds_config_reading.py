@@ -20,6 +20,7 @@ from millrace.planner.search import Pins
 from millrace.trainers.deepspeed.ds_config_writing import (
     ATTENTIONS,
     BACKENDS,
+    BATCH,
     FRAMEWORK,
     GRADIENTS,
 )
@@ -41,7 +42,7 @@ from millrace.trainers.header import read_header
 from millrace.trainers.huggingface_config import with_even_share
 from millrace.trainers.job import TrainingJob, warmup_within
 from millrace.trainers.model_names import known_name
-from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, flattened
 
 MEGATRON = re.compile(r"--tensor-model-parallel-size|--num-attention-heads|pretrain_\w+\.py")
 NAMED = re.compile(r"--deepspeed[-_]config[\s=]+\S+\.json")
@@ -120,10 +121,9 @@ def _read(texts: GivenTexts, source: SettingsSource) -> ReadSettings:
         ignored=(*texts.ignored, *_ignored(texts.document), *texts.arguments.ignored),
         unplanned=(*partly_trained(texts.options), *_unplanned(keys, degrees), *_left(texts)),
         unread=texts.arguments.unread,
+        given=dict(flattened(texts.document))
+        | {f"--{name}": value for name, value in texts.options.items()},
     )
-
-
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def _precision(keys: Keys, texts: GivenTexts, assumed: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Writing a job in DeepSpeed's words: its JSON, the model's, and a script that trains it."""
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -9,13 +10,15 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import check_pins
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.plan import OPTIMIZER
+from millrace.trainers.deepspeed.script_options import ARGUMENTS, AUTO, RECOMPUTING
 from millrace.trainers.header import header_of
 from millrace.trainers.huggingface_config import FILE, written_config
 from millrace.trainers.job import TrainingJob
-from millrace.trainers.trainer import WrittenSettings
+from millrace.trainers.trainer import WrittenSettings, flattened, with_plain_numbers
 
 NAME, FRAMEWORK, SETTINGS = "deepspeed", "deepspeed", "ds_config.json"
 STEPS = 1000  # of a run whose schedule does not end
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 GRADIENTS = "gradient_bytes"  # the word of `TrainingJob.software` that has a setting
 ATTENTIONS = {"flash": "sdpa", "unfused": "eager"}
@@ -49,8 +52,8 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
     arguments = _arguments(job)
     launcher = ["--num_nodes", str(job.nodes), "--num_gpus", str(job.devices_per_node)]
     files = {
-        SETTINGS: json.dumps(document, indent=2) + "\n",
-        FILE: json.dumps(model, indent=2) + "\n",
+        SETTINGS: with_plain_numbers(json.dumps(document, indent=2)) + "\n",
+        FILE: with_plain_numbers(json.dumps(model, indent=2)) + "\n",
         "train.py": _script(job),
     }
     hosts = ""
@@ -67,7 +70,10 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
         settings=SETTINGS,
         arguments=" ".join(arguments[3:]),
     )
-    unsaid.append("tokens are drawn at random: train on data by changing train.py")
+    unsaid.append(
+        "data, tokenizer, checkpoints and the number of steps are no part of a plan: train.py "
+        "draws random tokens, saves none and ends after --steps, until it is changed"
+    )
     unsaid += [
         f"DeepSpeed has no setting for {name} {word}"
         for name, word in job.software.items()
@@ -78,7 +84,53 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
             "DeepSpeed 0.19.8 could not split the experts of transformers 5.24 when it was tried "
             "(2026-11): take the release of transformers that your DeepSpeed was made for"
         )
-    return WrittenSettings(files=files, arguments=arguments, unsaid=tuple(unsaid))
+    return WrittenSettings(
+        files=files,
+        arguments=arguments,
+        unsaid=tuple(unsaid),
+        settings={**dict(flattened(document)), **_choices(job, document)},
+    )
+
+
+def respelled(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names that the user's files have for them: options where JSON says `auto`.
+
+    Parameters
+    ----------
+    settings : mapping
+        As written.
+    given : mapping
+        As read.
+    """
+    words = dict(settings)
+    stated = [name for name in BATCH if name in given]
+    for name in BATCH if len(stated) > 1 else ():
+        if name not in given:
+            del words[name]  # it follows from the two others
+    for name in [name for name in words if given.get(name) == AUTO]:
+        value = words.pop(name)
+        if (row := ARGUMENTS.get(tuple(name.split(".")))) is not None:
+            words[f"--{row[0]}"] = value if value is not False else None
+    if "--recompute" not in given:
+        mode = words.pop("--recompute")
+        switches = [f"--{name}" for name in RECOMPUTING if f"--{name}" in given]
+        if switches or "pipeline.activation_checkpoint_interval" not in words:
+            words[(*switches, f"--{RECOMPUTING[0]}")[0]] = True if mode == "full" else None
+    return words
+
+
+def _choices(job: TrainingJob, document: dict[str, Any]) -> dict[str, Any]:
+    """Options of the script, and settings of sections that a job may not have."""
+    layers = ",".join(map(str, job.chunk_layers)) if int(job.pins.pp or 1) > 1 else ""
+    absent = {name: None for name in ("pipeline", "expert_parallel") if name not in document}
+    if job.pins.offload != OPTIMIZER:
+        absent["zero_optimization.offload_optimizer"] = None
+    return {
+        "--recompute": job.pins.recompute or "none",
+        "--stage-layers": layers or None,
+        "model of the program": "PipelineModule" if "pipeline" in document else "one module",
+        **absent,
+    }
 
 
 def _check(job: TrainingJob) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.trainers.trainer import SettingsError
+from millrace.trainers.trainer import SettingsError, number_text
 
 TABLE = Path(__file__).with_name("arguments.json")
 FLAGS: dict[str, bool] = {"flag": True, "off": False}
@@ -189,4 +189,24 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return f"{value!r}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
+
+
+def options_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by option, as `WrittenSettings.settings` has them: flags that are off have None.
+
+    Parameters
+    ----------
+    values : mapping
+        By destination.
+    """
+    options: dict[str, Any] = {}
+    for dest, value in values.items():
+        row = _by_dest()[dest]
+        if isinstance(value, bool):
+            for argument in argument_table().arguments:
+                if argument.dest == dest and argument.kind in FLAGS:
+                    options[argument.names[0]] = True if FLAGS[argument.kind] is value else None
+        else:
+            options[row.names[0]] = value
+    return options

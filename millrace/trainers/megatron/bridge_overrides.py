@@ -19,7 +19,11 @@ from millrace.models.zoo.catalogue import model_spec
 from millrace.trainers.header import header_of, read_header
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.argument_table import defaults, kind_of
-from millrace.trainers.megatron.command_line import MEGATRON_CORE, wrapped
+from millrace.trainers.megatron.command_line import (
+    LEFT_TO_THE_SCRIPT,
+    MEGATRON_CORE,
+    wrapped,
+)
 from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
 from millrace.trainers.megatron.layer_patterns import layer_pattern
@@ -32,6 +36,7 @@ from millrace.trainers.trainer import (
     SettingsSource,
     Trainer,
     WrittenSettings,
+    number_text,
 )
 
 RECIPES = Path(__file__).with_name("bridge_recipes.json")
@@ -92,6 +97,11 @@ PATHS: dict[str, str] = {
 }
 _INVERTED = ("model.share_embeddings_and_output_weights", "ddp.grad_reduce_in_fp32")
 _SAID_OTHERWISE = ("mixed_precision", "model.activation_func")
+# Destinations that a recipe may set and that a job does not always speak of.
+RESET = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    *("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout"),
+)
 _FIRST = ("model.cp_comm_type",)  # Megatron-LM has a list of one
 # Values of Megatron-LM that Bridge's plain recipe has otherwise.
 _PLAIN = {"num_query_groups": None, "bf16": True, "vocab_size": 0}
@@ -157,41 +167,53 @@ def write(job: TrainingJob) -> WrittenSettings:
         '    "${OVERRIDES[@]}" train.train_iters="${TRAIN_ITERS:-100}" validation.eval_iters=0',
         "",
     ]
+    unsaid.append(LEFT_TO_THE_SCRIPT)
+    settings = dict(_settings({dest: defaults()[dest] for dest in RESET} | values))
     return WrittenSettings(
-        files={"launch.sh": "\n".join(lines)}, arguments=tuple(words), unsaid=tuple(unsaid)
+        files={"launch.sh": "\n".join(lines)},
+        arguments=tuple(words),
+        unsaid=tuple(unsaid),
+        settings=settings | dict(_spelled(values, job.model.precision)),
     )
 
 
 def _overrides(values: Mapping[str, Any], precision: str) -> Iterator[str]:
     """Yield overrides that say the values which are not Bridge's plain ones."""
     usual = defaults() | _PLAIN
+    said = {dest: value for dest, value in values.items() if value != usual[dest]}
+    for path, value in (*_settings(said), *_spelled(values, precision)):
+        yield f"{path}={_text(value)}"
+
+
+def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and what they are set to, for values by destination."""
     by_dest = {dest: path for path, dest in PATHS.items() if path != "model.seq_length"}
-    layers = {"layers": values["num_layers"]}
+    layers = {"layers": values.get("num_layers", 1)}
     for dest, value in values.items():
         path = by_dest.get(dest)
-        if (
-            path is None
-            or value == usual[dest]
-            or path in ("mixed_precision", "model.activation_func")
-        ):
+        if path is None or path in _SAID_OTHERWISE:
             continue
         if dest in ("moe_layer_freq", "window_attn_skip_freq", "no_rope_freq"):
             value = list(layer_pattern(f"--{dest.replace('_', '-')}", value, layers) or ())
-        if dest == "window_size":
+        if dest == "window_size" and value is not None:
             value = [int(part) for part in str(value).split(",")]
         if path in _FIRST:
             value = value[0]
         if path in _INVERTED:
             value = not value
-        yield f"{path}={_text(value)}"
+        yield path, value
+
+
+def _spelled(values: Mapping[str, Any], precision: str) -> Iterator[tuple[str, Any]]:
+    """Yield paths that have other words than Megatron-LM's destinations."""
     if values.get("swiglu"):
-        yield "model.activation_func=silu"
+        yield "model.activation_func", "silu"
     if values.get("squared_relu"):
-        yield "model.activation_func=squared_relu"
+        yield "model.activation_func", "squared_relu"
     if precision == "fp16" and not values["accumulate_allreduce_grads_in_fp32"]:
-        yield "ddp.grad_reduce_in_fp32=false"
+        yield "ddp.grad_reduce_in_fp32", False
     if precision in MIXED:
-        yield f"mixed_precision={MIXED[precision]}"
+        yield "mixed_precision", MIXED[precision]
 
 
 def _text(value: Any) -> str:
@@ -201,7 +223,9 @@ def _text(value: Any) -> str:
         return "[" + ",".join(_text(item) for item in value) + "]"
     if isinstance(value, str) and not value.replace("_", "").isalnum():
         return f'"{value}"'  # a layout has signs that an override's grammar reads otherwise
-    return "null" if value is None else f"{value!r}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return number_text(value)
+    return "null" if value is None else str(value)
 
 
 def recognizes(source: SettingsSource) -> bool:
@@ -241,6 +265,7 @@ def read(source: SettingsSource) -> ReadSettings:
         for path, value in recipe.values.items():
             _assign(values, path, value)
     ignored: list[str] = []
+    given: dict[str, Any] = {}
     for word in launch.arguments:
         path, equals, text = word.partition("=")
         path = path.lstrip("+")
@@ -248,13 +273,14 @@ def read(source: SettingsSource) -> ReadSettings:
         if not equals or word.startswith("-") or path in source.left_out:
             continue
         if path in PATHS:
-            _assign(values, path, _value(path, text))
+            given[path] = _value(path, text)
+            _assign(values, path, given[path])
         else:
             _check_path(path)
             ignored.append(path)
     nodes, per_node = launch.nodes, launch.devices_per_node
     settings = read_job(values, source.nodes or nodes, source.devices_per_node or per_node, header)
-    return replace(settings, ignored=tuple(ignored))
+    return replace(settings, ignored=tuple(ignored), given=given)
 
 
 def _launch(source: SettingsSource) -> LaunchedProgram:

@@ -2,10 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.argument_table import (
     argument_table,
     defaults,
+    options_of,
     row_of,
     words_of,
 )
@@ -48,6 +50,12 @@ FLASH_BY_DEFAULT, BEFORE_CORE = 2023, 2022
 OTHERS = re.compile(
     r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|mamba|hybrid|"
     r"vlm|vl|clip|mimo|llava|multimodal)(?![a-z0-9])(?!.*(/.*/|gpt|llama))"
+)
+SELECTIVE, GRANULARITY = "--recompute-activations", "--recompute-granularity"
+CHUNKS, CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
+LEFT_TO_THE_SCRIPT = (
+    "data, tokenizer, checkpoints and the number of steps are no part of a plan: random tokens, "
+    "none saved, 100 steps, until the script is told others"
 )
 LINE, ROOM = 96, 20  # characters of a line of the script, and of a value that follows
 
@@ -90,8 +98,12 @@ def write(job: TrainingJob) -> WrittenSettings:
         '    --train-iters "${TRAIN_ITERS:-100}" --eval-iters 0 --log-interval 1 --log-throughput',
         "",
     ]
+    unsaid.append(LEFT_TO_THE_SCRIPT)
     return WrittenSettings(
-        files={"launch.sh": "\n".join(lines)}, arguments=tuple(words), unsaid=tuple(unsaid)
+        files={"launch.sh": "\n".join(lines)},
+        arguments=tuple(words),
+        unsaid=tuple(unsaid),
+        settings=options_of(values),
     )
 
 
@@ -112,6 +124,29 @@ def wrapped(words: Sequence[str]) -> Iterator[str]:
             line = ""
         line = f"{line} {quoted}".lstrip()
     yield line
+
+
+def respelled(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the arguments that the user has for them, of those that say the same.
+
+    Parameters
+    ----------
+    settings : mapping
+        As written.
+    given : mapping
+        As read.
+    """
+    words = dict(settings)
+    if CHUNK in given:
+        stages = words["--pipeline-model-parallel-size"]
+        chunks = words.pop(CHUNKS, 1)
+        words[CHUNK] = words["--num-layers"] // (stages * chunks) if chunks > 1 else None
+    if SELECTIVE in given:
+        selective = words.get(GRANULARITY) == "selective"
+        words[SELECTIVE] = True if selective else None
+        for name in (GRANULARITY, "--recompute-modules") if selective else ():
+            words.pop(name, None)
+    return words
 
 
 def recognizes(source: SettingsSource) -> bool:
@@ -156,6 +191,7 @@ def read(source: SettingsSource) -> ReadSettings:
         assumed=(*assumed, *settings.assumed),
         ignored=(*given.without_influence(USUAL), *others),
         unread=tuple(dict.fromkeys(given.unread)),
+        given=given.options,
     )
 
 
@@ -228,6 +264,7 @@ MEGATRON_CORE = Trainer(
     recognizes=recognizes,
     write=write,
     read=read,
+    respelled=respelled,
     # Sequence parallelism is optional, and a layout gives every chunk its own number of layers.
     runs=msgspec.structs.replace(capabilities(MEGATRON), sequence_parallel="free", layers="any"),
 )

@@ -64,6 +64,16 @@ class GivenArguments(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(defaults())
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Values that were asked for, by option as it is typed; a flag that is on is True."""
+        said = {dest: self._said[dest] for dest in self._asked if dest in self._said}
+        return {
+            each.name: self[dest] if each.flag is None else True
+            for dest, each in said.items()
+            if each.flag is None or each.flag is FLAGS.get(each.row.kind, each.flag)
+        }
+
     def gives(self, *dests: str) -> bool:
         """True if one of some destinations is given."""
         return any(dest in self._said for dest in dests)

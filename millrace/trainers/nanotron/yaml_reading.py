@@ -20,7 +20,7 @@ from millrace.trainers.nanotron.setting_names import unread_names
 from millrace.trainers.nanotron.stage_layers import stage_layers
 from millrace.trainers.nanotron.yaml_writing import DTYPES, ENGINES, NAME, OVERLAP
 from millrace.trainers.scripts.launched import launches
-from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, flattened
 from millrace.trainers.yaml_text import read_yaml
 
 SECTIONS = ("parallelism", "model", "tokens")  # that every configuration has, and no other YAML
@@ -100,6 +100,7 @@ def _read(document: Mapping[str, Any], where: str, source: SettingsSource) -> Re
         assumed=tuple(assumed),
         ignored=tuple(_ignored(document)),
         unplanned=tuple(unplanned),
+        given=dict(flattened(document)),
     )
 
 

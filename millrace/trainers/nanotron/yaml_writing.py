@@ -14,7 +14,7 @@ from millrace.trainers.header import header_of
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.nanotron.model_configs import written_model
 from millrace.trainers.nanotron.stage_layers import stage_layers
-from millrace.trainers.trainer import WrittenSettings
+from millrace.trainers.trainer import WrittenSettings, flattened
 from millrace.trainers.yaml_text import write_yaml
 
 NAME, FILE = "nanotron", "config.yaml"
@@ -22,6 +22,7 @@ OVERLAP = "tensor_overlap"  # the word of `TrainingJob.software` that has a sett
 STEPS = 1000  # of a run whose schedule does not end
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ENGINES = {"afab": "gpipe", "1f1b": "1f1b"}
+SECTIONS = ("model", "optimizer", "parallelism", "tokens")  # that a plan has a word on
 ARGUMENTS = ("--config-file", FILE)
 LAUNCH = """\
 #!/bin/bash
@@ -88,6 +89,7 @@ def written_settings(job: TrainingJob) -> WrittenSettings:
         files={FILE: write_yaml(document), "launch.sh": launch},
         arguments=ARGUMENTS,
         unsaid=(*unsaid, *_unsaid(job)),
+        settings=dict(flattened({name: document[name] for name in SECTIONS})),
     )
 
 
@@ -174,7 +176,7 @@ def _optimizer(job: TrainingJob) -> dict[str, Any]:
 def _schedule(training: TrainingSpec) -> dict[str, Any]:
     lowest = training.learning_rate
     if training.decay_steps:
-        lowest *= training.final_fraction
+        lowest = float(f"{lowest * training.final_fraction:.12g}")
     return {
         "learning_rate": training.learning_rate,
         "lr_warmup_steps": training.warmup_steps,
@@ -194,7 +196,11 @@ def _run_name(model: ModelSpec) -> str:
 def _unsaid(job: TrainingJob) -> list[str]:
     """Sentences about what of a job nanotron decides itself."""
     pins = job.pins
-    sentences = ["tokens are drawn at random: set `data_stages` and `tokenizer` to train on data"]
+    sentences = [
+        "data, tokenizer, checkpoints and the number of steps are no part of a plan: random "
+        "tokens, none saved, until `data_stages`, `tokenizer`, `checkpoints` and `train_steps` say "
+        "others"
+    ]
     tp, vocab = int(pins.tp or 1), int(str(job.model.config["vocab"]))
     if vocab % tp:
         sentences.append(

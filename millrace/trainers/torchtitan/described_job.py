@@ -21,7 +21,7 @@ from millrace.trainers.torchtitan.pipeline_stages import (
     layers_of_points,
 )
 from millrace.trainers.torchtitan.remarks import assumed_of, ignored_of, unplanned_of
-from millrace.trainers.torchtitan.settings_table import SCHEDULES, SINGLE
+from millrace.trainers.torchtitan.settings_table import SCHEDULES, SINGLE, TOML
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 
 FRAMEWORK = "torchtitan"
@@ -84,6 +84,9 @@ def read(source: SettingsSource) -> ReadSettings:
         ignored=tuple(ignored_of(given)),
         unplanned=tuple(unplanned_of(given, job, copies)),
         unread=tuple(given.unread),
+        given=given.values
+        if given.table.version == TOML
+        else {"activation_checkpoint": "SelectiveAC", **given.values},
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from millrace.trainers.torchtitan.settings_table import (
     SettingsTable,
     table_of,
 )
-from millrace.trainers.trainer import SettingsError, SettingsSource
+from millrace.trainers.trainer import SettingsError, SettingsSource, flattened
 
 PROGRAM = re.compile(r"(torchtitan\.train|(?:\./)?(?:torchtitan/)?train\.py)$")
 SCRIPT = re.compile(r"run_train\.sh((?:[ \t]|\\\n)[^\n;&|]*(?:\\\n[^\n;&|]*)*)?")
@@ -201,21 +201,13 @@ def _of_toml(text: str, left_out: frozenset[str]) -> GivenSettings:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"the file is no TOML: {error}") from None
-    for name, value in _flattened(document, ""):
+    for name, value in flattened(document):
         given.put(name, value)
     if len(given.unread) > len(given.values):
         raise SettingsError(
             f"no release of torchtitan has {listed(given.unread)}: is this a file of torchtitan?"
         )
     return given
-
-
-def _flattened(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _of_call(

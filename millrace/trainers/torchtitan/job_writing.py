@@ -1,6 +1,7 @@
 """Job writing: a Python module with a torchtitan job's configuration, and its launch script."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -16,10 +17,15 @@ from millrace.trainers.torchtitan.job_settings import (
     unsaid_of,
 )
 from millrace.trainers.torchtitan.model_sizes import ROPE_DEFAULTS, sizes_of, unheard
-from millrace.trainers.torchtitan.settings_table import NEWEST
-from millrace.trainers.trainer import WrittenSettings
+from millrace.trainers.torchtitan.settings_table import NEWEST, TOML, table_of
+from millrace.trainers.trainer import WrittenSettings, number_text, with_plain_numbers
 
-MODULE, FUNCTION = "millrace_job", "job"
+MODULE, FUNCTION, POLICY = "millrace_job", "job", "activation_checkpoint"
+LEFT_TO_THE_MODULE = (
+    "data, tokenizer and checkpoints are no part of a plan: DATASET and HF_ASSETS name the first "
+    "two, none is saved, and without a schedule that ends there are 10,000 steps"
+)
+WORDS = {policy: mode for mode, policy in CHECKPOINTS.items()}
 MODEL_MODULE = Path(__file__).with_name("model_module.txt")
 LATENT_MODULE = Path(__file__).with_name("latent_module.txt")
 # Torchtitan's package, the beginning of its class names, and what parallelizes its model.
@@ -64,8 +70,35 @@ def write(job: TrainingJob) -> WrittenSettings:
             "launch.sh": _launch_text(job),
         },
         arguments=("--module", MODULE, "--config", FUNCTION, *_overrides(settings, checkpoint)),
-        unsaid=tuple(unsaid),
+        unsaid=(*unsaid, LEFT_TO_THE_MODULE),
+        settings={**settings, POLICY: checkpoint},
     )
+
+
+def respelled(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names that the user's release has for them.
+
+    Parameters
+    ----------
+    settings : mapping
+        As written.
+    given : mapping
+        As read.
+    """
+    words = dict(settings)
+    shards = "parallelism.data_parallel_shard_degree"
+    if given.get(shards, -1) == -1:
+        del words[shards]  # the devices that are left
+    if POLICY in given:
+        return words
+    mode = WORDS[words.pop(POLICY)]
+    words["activation_checkpoint.mode"] = mode
+    if mode == "selective":
+        words["activation_checkpoint.selective_ac_option"] = "op"
+    beside = "compile.enable_async_tensor_parallel"
+    words[beside.replace("compile", "parallelism")] = words[beside]
+    rows = table_of(TOML).rows
+    return {name: value for name, value in words.items() if name in rows}
 
 
 def _converters(job: TrainingJob) -> list[str]:
@@ -83,8 +116,7 @@ def _overrides(settings: dict[str, Any], checkpoint: str | None) -> list[str]:
             words.append(f"--{section}.{field}" if value else f"--{section}.no_{field}")
         elif name != "parallelism.module_fqns_per_model_part":
             words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
-    policy = {None: "none", "SelectiveAC": "selective", "FullAC": "full"}[checkpoint]
-    return [*words, f"activation_checkpoint:{policy}"]
+    return [*words, f"{POLICY}:{WORDS[checkpoint]}"]
 
 
 def _launch_text(job: TrainingJob) -> str:
@@ -123,7 +155,7 @@ def _module_text(
 {header_of(job)}
 
 {imports}
-SIZES = {pformat(sizes, sort_dicts=False, width=96)}
+SIZES = {with_plain_numbers(pformat(sizes, sort_dicts=False, width=96))}
 ROPE_WORDS = {tuple(words)!r}
 RESIDUAL_STD = SIZES["init_std"] / (2 * SIZES["n_layers"]) ** 0.5
 ATTENTION_BACKEND = "flex"
@@ -167,9 +199,10 @@ def _model_text(sizes: dict[str, Any]) -> str:
 
 def _optimizer(job: TrainingJob) -> str:
     training = job.training
+    betas = f"{number_text(training.beta1)}, {number_text(training.beta2)}"
     return (
-        f"lr={training.learning_rate!r}, betas=({training.beta1!r}, {training.beta2!r}), "
-        f"eps={training.epsilon!r}, weight_decay={training.weight_decay!r}"
+        f"lr={number_text(training.learning_rate)}, betas=({betas}), "
+        f"eps={number_text(training.epsilon)}, weight_decay={number_text(training.weight_decay)}"
     )
 
 
@@ -184,7 +217,9 @@ def _keywords(settings: dict[str, Any], section: str) -> str:
 
 
 def _literal(value: Any) -> str:
-    return 'float("inf")' if value == math.inf else repr(value)
+    if isinstance(value, float):
+        return 'float("inf")' if value == math.inf else number_text(value)
+    return repr(value)
 
 
 def _imports(name: str, model: str, parallelize: str, converters: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 from millrace.trainers.torchtitan.described_job import read
 from millrace.trainers.torchtitan.given_settings import looks_familiar
-from millrace.trainers.torchtitan.job_writing import write
+from millrace.trainers.torchtitan.job_writing import respelled, write
 from millrace.trainers.torchtitan.settings_table import NEWEST
 from millrace.trainers.trainer import Trainer
 
@@ -14,4 +14,5 @@ TORCHTITAN = Trainer(
     recognizes=looks_familiar,
     write=write,
     read=read,
+    respelled=respelled,
 )
