@@ -85,12 +85,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 14_790,
-    "planner": 21_358,
+    "models": 14_853,
+    "planner": 21_369,
     "simulator": 3_322,
     "executor": 26_336,
-    "millrace": 23_301,
-    "tests": 49_813,
+    "millrace": 23_319,
+    "tests": 49_888,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

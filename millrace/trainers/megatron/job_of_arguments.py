@@ -7,13 +7,15 @@ from millrace.models.spec import TrainingSpec
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import with_capacity
 from millrace.planner.search import Pins
+from millrace.published.columns import RECOMPUTE_MODULES
 from millrace.trainers.job import TrainingJob
-from millrace.trainers.megatron.job_values import MEGATRON, SELECTIVE, UNFUSED_ATTENTION
+from millrace.trainers.megatron.job_values import MEGATRON, usual_modules
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
 from millrace.trainers.trainer import ReadSettings, SettingsError
 
 DEFAULT_NODE = 8  # devices of a node where nothing says how many
+CORE = ("core_attn",)  # the default of --recompute-modules
 # Arguments that change speed or memory and that a plan has no place for.
 UNPLANNED = {
     "cpu_offloading_num_layers": "activations in host memory",
@@ -94,9 +96,14 @@ def read_job(
     for dest, meaning in UNPLANNED.items():
         if values.get(dest):
             unplanned.append(f"--{dest.replace('_', '-')}: {meaning}")
+    training = _training(values)
+    modules = {*(values["recompute_modules"] or CORE)} & RECOMPUTE_MODULES.keys()
+    software = _software(values, degrees)
+    if pins["recompute"] == "selective" and modules != {*usual_modules(model, training)}:
+        software["recompute_modules"] = " ".join(sorted(modules))
     job = TrainingJob(
         model=model,
-        training=_training(values),
+        training=training,
         global_batch=batch,
         nodes=nodes,
         devices_per_node=per_node,
@@ -105,7 +112,7 @@ def read_job(
         cluster=header.get("cluster", ""),
         chunk_layers=chunk_layers,
         recompute_layers=recompute_layers,
-        software=_software(values, degrees),
+        software=software,
     )
     return ReadSettings(job=job, assumed=tuple(assumed), unplanned=tuple(unplanned))
 
@@ -218,14 +225,10 @@ def _recompute(values: Mapping[str, Any], unplanned: list[str]) -> str:
                 f"recomputed together, planned layer by layer"
             )
         return granularity or "none"
-    modules = values["recompute_modules"] or ["core_attn"]
-    usual = {*SELECTIVE, *UNFUSED_ATTENTION, "moe_act", "mla_up_proj"}
-    if others := [module for module in modules if module not in usual]:
-        unplanned.append(
-            f"--recompute-modules {' '.join(others)}: planned as selective recomputation, which "
-            f"keeps what products made"
-        )
-    return "selective"
+    modules = values["recompute_modules"] or CORE
+    if others := [module for module in modules if module not in RECOMPUTE_MODULES]:
+        unplanned.append(f"--recompute-modules {' '.join(others)}: kept in the plan")
+    return "selective" if len(others) < len(modules) else "none"
 
 
 def _recomputed_layers(values: Mapping[str, Any], chunks: int) -> int:
