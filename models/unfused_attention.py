@@ -12,7 +12,7 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.labels import Operand, parse, write
-from millrace.models.ops import Attributes, op_kind
+from millrace.models.ops import Attributes
 
 FLASH, UNFUSED = ATTENTIONS = ("flash", "unfused")
 KINDS = ("attention", "biased_attention")
@@ -88,21 +88,16 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
     add("matmul", op.name, (probabilities, op.inputs[2]), labels, {})
 
 
-def scores_products(graph: Graph) -> frozenset[str]:
-    """Names of the products that make the scores which a `masked_softmax` reads.
-
-    Selective recomputation makes their output again.
-    """
+def scores_ops(graph: Graph) -> frozenset[str]:
+    """Names of the ops between queries and probabilities: products, sums and `masked_softmax`."""
     makers: Mapping[str, Op] = {
         name: op for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs
     }
-    product_names: set[str] = set()
-    for op in graph.ops:
-        if op.kind != "masked_softmax":
-            continue
-        maker: Op | None = makers.get(op.inputs[0])
-        while maker is not None and maker.kind in ("add", "scale"):
-            maker = makers.get(maker.inputs[0])
-        if maker is not None and op_kind(maker.kind).products:
-            product_names.add(maker.name)
-    return frozenset(product_names)
+    names: set[str] = set()
+    for op in makers.values():
+        maker: Op | None = op if op.kind == "masked_softmax" else None
+        while maker is not None:
+            names.add(maker.name)
+            passes_on = maker.kind in ("masked_softmax", "add", "scale")
+            maker = makers.get(maker.inputs[0]) if passes_on else None
+    return frozenset(names)

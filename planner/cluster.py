@@ -15,6 +15,8 @@ from typing import Annotated
 
 import msgspec
 
+from millrace.models.recompute import Selective
+
 SCHEMA_VERSION = 1
 # Beyond these a measurement is doubtful: of the cores' time taken by others, of the usual spread.
 TAKEN_MAX, SPREAD_MAX = 0.1, 0.2
@@ -281,6 +283,9 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Buckets are those of our own compiler, as large as
         `millrace.planner.costs.bucket_sizes.bucket_bytes` says for so many bytes of state in all,
         instead of `bucket_bytes`; 0: they are not.
+    selective, expert_selective
+        What selective recomputation makes again; in models with experts the second, where there is
+        one.
     source
         Where the figures are from.
     """
@@ -303,6 +308,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_ranks: int = 0
     broadcast_ns: int = 0
     state_bytes: int = 0
+    selective: Selective = Selective()
+    expert_selective: Selective | None = None
     source: str = ""
 
     @property

@@ -190,10 +190,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         PlanError
             A block of the graph has no place in the plan, or several.
         """
-        graph = build_training(self.model, self.training, self.batch)
-        check_blocks(self, graph)
-        modes = recompute_modes(self)
-        return build_training(self.model, self.training, self.batch, modes) if modes else graph
+        check_blocks(self, build_training(self.model, self.training, self.batch))
+        selective = self.cluster.software.selective
+        return build_training(
+            self.model, self.training, self.batch, recompute_modes(self), selective
+        )
 
     @property
     def prediction(self) -> Prediction | None:
@@ -401,7 +402,8 @@ def recomputed(plan: Plan, modes: Mapping[str, str]) -> Plan:
         A block or a mode is not known.
     """
     wanted = recompute_modes(plan) | dict(modes)
-    graph = build_training(plan.model, plan.training, plan.batch, wanted)
+    selective = plan.cluster.software.selective
+    graph = build_training(plan.model, plan.training, plan.batch, wanted, selective)
     clones: dict[str, list[str]] = {}
     for op in graph.ops:
         if op.phase is Phase.RECOMPUTE:

@@ -6,6 +6,7 @@ than these columns tell the same in words (`notes.py`).
 
 from dataclasses import dataclass
 
+from millrace.models.recompute import ACTIVATIONS, ATTENTION, LATENT, NORMS, SCORES
 from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.frameworks.framework_memory import LossKernel
 from millrace.published.peak_memory import Figure
@@ -64,6 +65,11 @@ SOFTWARE_COLUMNS = (
     TableColumn("gradient_bytes", "of an element of a gradient while replicas sum it", ("2", "4")),
     TableColumn("shard_group", "replicas that state is split among", values="number, all"),
     TableColumn(
+        "recompute_modules",
+        "modules that selective recomputation makes again, as Megatron-Core names them",
+        values="words",
+    ),
+    TableColumn(
         "cp_comm", "exchange of context parallel ranks; a2a splits heads", CONTEXT_EXCHANGES
     ),
 )
@@ -82,6 +88,16 @@ UNPLANNED_COLUMNS = (
         "variant", "what else differs: rows that do are no pair of one setting", values="text"
     ),
 )
+# Modules of Megatron-Core's `--recompute-modules` by the parts of a block that they are.
+RECOMPUTE_MODULES = {
+    "core_attn": (ATTENTION, SCORES),
+    "layernorm": (NORMS,),
+    "moe_act": (ACTIVATIONS,),
+    "mla_up_proj": (LATENT,),
+    "mlp": ("feed-forward",),
+    "moe": ("experts", "shared-experts"),
+    "shared_experts": ("shared-experts",),
+}
 COLUMNS = (*MODEL_COLUMNS, *SOFTWARE_COLUMNS, *MEMORY_COLUMNS, *UNPLANNED_COLUMNS)
 NAMES = tuple(column.name for column in COLUMNS)
 

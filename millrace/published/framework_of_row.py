@@ -5,15 +5,19 @@ columns state beyond it (captured launches, compilation, communication in pieces
 by a rule, the same for every row that states it.
 """
 
+from itertools import chain
+
 from msgspec.structs import replace
 
+from millrace.models.recompute import Selective
 from millrace.planner.cluster import Device, Software
 from millrace.planner.clusters import framework
 from millrace.planner.collectives import BOXING, EXPERT_EXCHANGE
 from millrace.planner.errors import ClusterError
-from millrace.planner.frameworks.experts import with_experts
+from millrace.planner.frameworks.experts import with_expert_recompute, with_experts
 from millrace.planner.frameworks.framework_tables import DEFAULT, capabilities
-from millrace.published.columns import OVER_ALL, words
+from millrace.published.columns import OVER_ALL, RECOMPUTE_MODULES, words
+from millrace.published.question import InexpressibleError
 from millrace.published.reading import Row, choice, whole_number
 
 # Collectives of tensor parallelism; the one besides is that of experts.
@@ -76,10 +80,17 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
             flag(row, "expert_overlap"),
             captured=captured in ("layers", "step"),
         )
+        software = with_expert_recompute(software, whole_number(row, "ep", 1))
     if flag(row, "overlap") is False:
         software = replace(software, pieces=(), overlap=0.0)
     if flag(row, "compiled"):
         software = replace(software, fusion=software.fusion * COMPILED_BYTES)
+    if modules := row.get("recompute_modules", "").split():
+        if unknown := sorted({*modules} - RECOMPUTE_MODULES.keys()):
+            raise InexpressibleError(f"recompute_modules: `{unknown[0]}` is none that is planned")
+        again = dict.fromkeys(chain(*(RECOMPUTE_MODULES[module] for module in modules)))
+        rule = Selective(again=tuple(again))
+        software = replace(software, selective=rule, expert_selective=None)
     over_all = framework_name(row) == BROADCASTING and row.get("shard_group") == OVER_ALL
     launched = {"step": 0.0, "layers": LEFT}.get(captured, 1.0)
     return replace(

@@ -22,7 +22,7 @@ from millrace.planner.search import Pins
 from millrace.published.columns import UNITS, words
 from millrace.published.framework_of_row import as_set, flag, settings, state_ranks
 from millrace.published.framework_of_row import framework_name as framework_name
-from millrace.published.memory_of_row import every_second, keeping
+from millrace.published.memory_of_row import keeping
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import Row, choice, number, whole_number
 
@@ -64,7 +64,6 @@ def question(row: Row) -> tuple[Question, Pins]:
             cluster=cluster(row),
             global_batch=whole_number(row, "global_batch"),
             keeping=keeping(row),
-            every_second=every_second(row),
         )
         pinned = pins(row)
         pinned.check()

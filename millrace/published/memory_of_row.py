@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from millrace.planner.frameworks.framework_memory import memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
 from millrace.published.columns import words
-from millrace.published.framework_of_row import flag, framework_name, state_ranks
+from millrace.published.framework_of_row import flag, framework_name, settings, state_ranks
 from millrace.published.peak_memory import Figure, MemoryHabit
 from millrace.published.reading import Row, choice, whole_number
 
@@ -24,7 +24,8 @@ def keeping(row: Row) -> MemoryHabit | None:
     """
     if not row.get("peak_mem_gb", ""):
         return None
-    stages, recomputes = whole_number(row, "pp", 1), every_second(row)
+    stages = whole_number(row, "pp", 1)
+    second = settings(framework_name(row)).selective.every_second
     memory = memory_of_run(
         framework_memory(framework_name(row)),
         precision=row["precision"],
@@ -44,18 +45,6 @@ def keeping(row: Row) -> MemoryHabit | None:
         # Under sequence parallelism norms are gathered again for the backward pass (Korthikanti et
         # al., 2022, section 4.2.2); keys and values travel round context parallel ranks again.
         gathers_again=row["sequence_parallel"] == "1" or whole_number(row, "cp", 1) > 1,
-        every_second=recomputes,
-        unread=recomputes and not flag(row, "compiled"),
+        unread=second and row.get("recompute") == "selective" and not flag(row, "compiled"),
         figure=Figure(choice(row, "peak_figure", words("peak_figure")) or Figure.ALLOCATED),
     )
-
-
-def every_second(row: Row) -> bool:
-    """True if every second product, or block, is made again: `selective` in some frameworks.
-
-    torchtitan, `_apply_ac_to_transformer_block` in models/llama3/infra/parallelize.py (as of 2025,
-    read 2026-11): of the matrix products in a block every second one (`op`), or every n-th of the
-    blocks, which is every second in its published runs.
-    """
-    memory = framework_memory(framework_name(row))
-    return memory.every_second and row.get("recompute") == "selective"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
+from millrace.models.graph import ITEMSIZE, Graph, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.planner.compile.placement import PlacedOp, place
 from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory
@@ -43,10 +43,8 @@ class MemoryHabit:
         Level, and over how many replicas at most; None: as the plan has it, all of them.
     gathers_again : bool
         Activations that were gathered are gathered again in the backward pass, not held.
-    every_second : bool
-        Blocks that recompute make every second of their products again too.
     unread : bool
-        They keep a last product that no gradient reads.
+        Blocks that keep every second product keep a last one that no gradient reads.
     figure : Figure
         The figure that the source prints.
     """
@@ -55,7 +53,6 @@ class MemoryHabit:
     zero: int | None = None
     zero_ranks: int | None = None
     gathers_again: bool = False
-    every_second: bool = False
     unread: bool = False
     figure: Figure = Figure.ALLOCATED
 
@@ -203,25 +200,21 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
                 factors[op.name] = 0.0
         elif op.phase is Phase.BACKWARD_WEIGHT and habit.framework.placeholders:
             factors[op.name] = 0.0
-    if habit.every_second:
-        _every_second(graph, habit, factors)
+    if habit.unread:
+        factors |= _unread_factors(graph)
     return factors
 
 
-def _every_second(graph: Graph, habit: MemoryHabit, factors: dict[str, float]) -> None:
-    """Add the factors of blocks that recompute, of which every second product is made again."""
+def _unread_factors(graph: Graph) -> dict[str, float]:
+    """Factors of the sums that read the last product of blocks with an odd number of them."""
     recomputed = {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE}
-    products: dict[str, list[Op]] = {}
-    for op in graph.ops:
-        forward = op.phase is Phase.FORWARD and op.block in recomputed
-        if forward and op.kind == "matmul" and op.name not in factors:
-            products.setdefault(op.block, []).append(op)
-    for every in products.values():
-        factors.update((op.name, 0.0) for op in every[1::2])
-    if habit.unread:
-        last = {every[-1].outputs[0] for every in products.values() if len(every) % 2}
-        sums = (op for op in graph.ops if op.phase is Phase.FORWARD and last & {*op.inputs})
-        factors.update((op.name, 2.0) for op in sums)
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD and op.block in recomputed]
+    products: dict[str, list[str]] = {}
+    for op in forward:
+        if op.kind == "matmul":
+            products.setdefault(op.block, []).append(op.outputs[0])
+    last = {every[-1] for every in products.values() if len(every) % 2}
+    return {op.name: 2.0 for op in forward if last.intersection(op.inputs)}
 
 
 def _logits_names(graph: Graph) -> set[str]:

@@ -7,7 +7,6 @@ Blanks of a row are filled here: `micro_batch` by the best of some that divides 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from statistics import fmean
 
 from msgspec.structs import replace as changed
 
@@ -50,14 +49,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedQuestion:
-    """Plan of a question, made with the pins that were left, and what had to be given up.
-
-    `averaged_plans`: the mean of their step times is predicted, where no plan stands for the run.
-    """
+    """Plan of a question, made with the pins that were left, and what had to be given up."""
 
     plan: Plan
     keeping: MemoryHabit | None = None
-    averaged_plans: tuple[Plan, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -69,8 +64,6 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
     InexpressibleError
         Says why there is no plan.
     """
-    if question.every_second:
-        return _half_recomputed(replace(question, every_second=False), pins)
     tried: list[tuple[PlannedQuestion, Predicted, StageMemory]] = []
     reason = ""
     for micro_batch in _micro_batches(question, pins):
@@ -95,15 +88,6 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
         return min(fitting, key=lambda attempt: attempt[1].step_time_s)[0]
     best = min(tried, key=lambda attempt: attempt[2].total_bytes)[0]
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
-
-
-def _half_recomputed(question: Question, pins: Pins) -> PlannedQuestion:
-    """Plan of a run that makes half again, with those that make nothing and all again."""
-    pinned_plan = planned(question, pins)
-    if pins.dp is not None:
-        pins = replace(pins, micro_batch=pinned_plan.plan.batch // pins.dp)
-    ends = (planned(question, replace(pins, recompute=mode)).plan for mode in ("none", "full"))
-    return replace(pinned_plan, averaged_plans=tuple(ends))
 
 
 def _micro_batches(question: Question, pins: Pins) -> tuple[int | None, ...]:
@@ -176,25 +160,21 @@ def predicted(
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
         account = account_bytes(planned_run.plan, planned_run.keeping.figure)
-    ends = planned_run.averaged_plans or (planned_run.plan,)
-    every = (
-        [predict_fast(changed(plan, cluster=cluster), memory, fidelity) for plan in ends]
+    every = [
+        predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
         for cluster in clusters
-    )
+    ]
     return tuple(
         Predicted(
-            step_time_s=fmean(prediction.step_time_ns for prediction in figures) / 1e9,
+            step_time_s=prediction.step_time_ns / 1e9,
             peak_bytes=peak,
             account_bytes=account,
             device_bytes=max(stage.total_bytes for stage in memory),
-            bubble_fraction=fmean(prediction.bubble_fraction for prediction in figures),
-            exposed_communication_s=fmean(
-                prediction.exposed_communication_ns for prediction in figures
-            )
-            / 1e9,
-            fidelity=figures[0].fidelity,
+            bubble_fraction=prediction.bubble_fraction,
+            exposed_communication_s=prediction.exposed_communication_ns / 1e9,
+            fidelity=prediction.fidelity,
         )
-        for figures in every
+        for prediction in every
     )
 
 

@@ -22,7 +22,6 @@ class Question:
     global_batch: int
     training: TrainingSpec = field(default_factory=TrainingSpec)
     keeping: MemoryHabit | None = None  # None: memory as the plan has it
-    every_second: bool = False  # of the products (or blocks) is made again for the backward pass
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -30,7 +29,7 @@ class Question:
         model = msgspec.structs.replace(self.model, name="")
         parts = (model, self.cluster, self.training)
         encoded = (msgspec.json.encode(part, order="sorted") for part in parts)
-        return *encoded, self.keeping, self.global_batch, self.every_second
+        return *encoded, self.keeping, self.global_batch
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.search import Pins
+from millrace.published.columns import RECOMPUTE_MODULES
 from millrace.published.framework_of_row import TENSOR
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.trainer import Trainer
@@ -60,11 +61,11 @@ def job_of(plan: Plan, trainer: Trainer) -> TrainingJob:
         cluster=plan.cluster.name,
         chunk_layers=() if len(set(counts)) == 1 else counts,
         recompute_layers=recomputed,
-        software=_software(plan.cluster.software),
+        software=_software(plan.cluster.software, bool(plan.model.config.get("experts"))),
     )
 
 
-def _software(software: Software) -> dict[str, str]:
+def _software(software: Software, experts: bool) -> dict[str, str]:
     """Words on how software is set, where it is set otherwise than its framework's record."""
     usual = framework(software.name)
     words: dict[str, str] = {}
@@ -75,6 +76,11 @@ def _software(software: Software) -> dict[str, str]:
         words["tensor_overlap"] = "0"
     if software.gradient_bytes not in (0, usual.gradient_bytes):
         words["gradient_bytes"] = str(software.gradient_bytes)
+    again = software.selective.again
+    rule = (usual.expert_selective if experts else None) or usual.selective
+    if again and again != rule.again:
+        modules = (name for name, parts in RECOMPUTE_MODULES.items() if {*parts} <= {*again})
+        words["recompute_modules"] = " ".join(modules)
     if software.state_ranks:
         words["shard_group"] = str(software.state_ranks)
     return words

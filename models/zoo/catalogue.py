@@ -13,7 +13,7 @@ from millrace.models.builder import PRECISIONS
 from millrace.models.errors import ModelError
 from millrace.models.fp8 import NARROW, with_quantised_products
 from millrace.models.graph import Graph, to_json, with_batch
-from millrace.models.recompute import with_recompute
+from millrace.models.recompute import USUAL, Selective, with_recompute
 from millrace.models.spec import GRAPH, Config, ModelSpec, TrainingSpec
 from millrace.models.training import training_graph
 from millrace.models.type_inference import check_graph
@@ -200,6 +200,7 @@ def build_training(
     training: TrainingSpec,
     batch: int,
     recompute: Mapping[str, str] | None = None,
+    selective: Selective = USUAL,
 ) -> Graph:
     """Graph of a whole training step: forward, backward and optimizer.
 
@@ -216,6 +217,8 @@ def build_training(
         Samples of a microbatch, 1 or more.
     recompute : mapping of str to str, optional
         Per block: none, selective or full; blocks that are not named: none. None: no block does.
+    selective : Selective
+        What mode selective makes again.
 
     Raises
     ------
@@ -226,17 +229,24 @@ def build_training(
     """
     if spec.family == FUNCTION or batch < 1:  # what a function returns is its own affair
         graph = training_graph(build(spec, batch), training)
-        return with_recompute(graph, recompute) if recompute else graph
-    return _of_batch(to_json(spec), to_json(training), batch, tuple((recompute or {}).items()))
+        return with_recompute(graph, recompute, selective) if recompute else graph
+    modes = tuple((recompute or {}).items())
+    rule = selective if modes else USUAL
+    return _of_batch(to_json(spec), to_json(training), batch, modes, rule)
 
 
 @lru_cache(maxsize=4)  # a search and what is said of its plans ask for few; they are large
 def _of_batch(
-    spec: bytes, training: bytes, batch: int, recompute: tuple[tuple[str, str], ...]
+    spec: bytes,
+    training: bytes,
+    batch: int,
+    recompute: tuple[tuple[str, str], ...],
+    selective: Selective,
 ) -> Graph:
     """The training graph of two specifications, as JSON."""
     if recompute:
-        return with_recompute(_of_batch(spec, training, batch, ()), dict(recompute))
+        plain = _of_batch(spec, training, batch, (), USUAL)
+        return with_recompute(plain, dict(recompute), selective)
     return with_batch(_of_one_sample(spec, training), batch)
 
 

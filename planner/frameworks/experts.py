@@ -70,6 +70,22 @@ def with_experts(
     return replace(software, pieces=tuple(sorted(pieces)), routing=routing)
 
 
+def with_expert_recompute(software: Software, ep: int | None) -> Software:
+    """Software of a framework whose selective recomputation is what it is for experts.
+
+    Parameters
+    ----------
+    software : Software
+        The framework's.
+    ep : int or None
+        Ranks that share the experts of a layer; None: not known, more than one.
+    """
+    rule = software.expert_selective or software.selective
+    if ep != 1 and rule.sent:
+        rule = replace(rule, keeps=(*rule.keeps, *rule.sent), sent=())
+    return replace(software, selective=rule, expert_selective=None)
+
+
 def _lacking(dispatcher: str, device: Device) -> str:
     """Say what a device lacks for a dispatcher; empty where it has it.
 

@@ -59,8 +59,6 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Buffers whose size depends on nothing.
     byte_multiples : tuple of (str, float)
         Kinds of op beside whose results more is kept: how many times their bytes in all.
-    every_second : bool
-        Blocks that recompute selectively make every second of their products again.
     placeholders : bool
         Products add weight gradients to their sums, and a tensor that is never read stands in for
         the gradient: one for every shape of weight, which stays.
@@ -79,7 +77,6 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     split_loss_bytes: int | None = None
     bucket_bytes: int = 0
     byte_multiples: tuple[tuple[str, float], ...] = ()
-    every_second: bool = False
     placeholders: bool = False
     layer_split: LayerSplit = LayerSplit.EVEN
 

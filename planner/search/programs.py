@@ -166,7 +166,8 @@ class Programs:
             if mode != "none":
                 free = self.request.runs.mixed and self.request.pins.recompute is None
                 blocks = graph.blocks if free else layers_of(graph)
-                graph = with_recompute(graph, dict.fromkeys(blocks, mode))
+                selective = self.request.cluster.software.selective
+                graph = with_recompute(graph, dict.fromkeys(blocks, mode), selective)
             self._folded[mode] = fold(graph, often=often)
         return self._folded[mode]
 

@@ -8,7 +8,7 @@ import pytest
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, to_json, with_batch
 from millrace.models.ops import model_flops, op_kind
-from millrace.models.recompute import SUFFIX, with_recompute
+from millrace.models.recompute import SUFFIX, USUAL, Selective, with_recompute
 from millrace.models.spec import TrainingSpec
 from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import build_training
@@ -17,6 +17,10 @@ from tests.small_models import NAMES, small
 
 BACKWARD = (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 MODES = ("selective", "full")
+CORE = Selective(again=("attention", "scores"))
+EVERY_SECOND = Selective(keeps=("attention", "products", "dispatch"), every_second=True)
+MODULES = Selective(again=("norms", "expert-activations", "latent-projections"))
+RULES = (CORE, EVERY_SECOND, MODULES)
 
 
 @cache
@@ -41,12 +45,20 @@ def forward_of(graph: Graph) -> dict[str, Op]:
     return {name: op for op in graph.ops if op.phase is Phase.FORWARD for name in op.outputs}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", NAMES)
-def test_every_gradient_and_the_loss_stay_what_they_were(name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode", "rule"),
+    [
+        *((name, mode, USUAL) for name in NAMES for mode in MODES),
+        *((name, "selective", rule) for name in ("gpt", "mixtral", "deepseek") for rule in RULES),
+    ],
+)
+def test_every_gradient_and_the_loss_stay_what_they_were(
+    name: str, mode: str, rule: Selective
+) -> None:
     graph = plain(name)
     values = random_values(graph, 1)
-    expected, actual = run(graph, values), run(everywhere(graph, mode), values)
+    again = check_graph(with_recompute(graph, dict.fromkeys(graph.blocks, mode), rule))
+    expected, actual = run(graph, values), run(again, values)
     compared = 0
     for op in graph.ops:
         if op.kind in ("squared_sum", "step_totals"):
@@ -118,6 +130,46 @@ def test_of_a_layer_of_a_gpt_selective_replays_all_but_products() -> None:
         "mlp.gelu",
     ]
     assert {op.block for op in graph.ops if op.phase is Phase.RECOMPUTE} == {"h.1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "clones"),
+    [
+        ("gpt", CORE, ["attn.core"]),
+        ("mixtral", MODULES, ["ln1", "ln2", "experts.active"]),
+        ("mixtral", Selective(again=("experts",)), None),
+    ],
+)
+def test_what_selective_replays_can_be_said(
+    name: str, rule: Selective, clones: list[str] | None
+) -> None:
+    graph = with_recompute(plain(name), {"h.1": "selective"}, rule)
+    again = clones_of(graph, "h.1")
+    if clones is None:
+        assert all(op.startswith("experts.") for op in again)
+        assert {"experts.dispatch", "experts.gate"} <= set(again)
+    else:
+        assert again == clones
+
+
+def test_every_second_product_is_made_again_and_none_of_experts_is_kept() -> None:
+    dense = set(clones_of(with_recompute(plain("gpt"), {"h.1": "selective"}, EVERY_SECOND), "h.1"))
+    assert {"attn.k.matmul", "attn.out.matmul"} <= dense
+    assert not {"attn.q.matmul", "attn.v.matmul", "attn.core", "mlp.fc1.matmul"} & dense
+    mixed = clones_of(with_recompute(plain("mixtral"), {"h.1": "selective"}, EVERY_SECOND), "h.1")
+    assert {"experts.gate", "experts.up", "experts.down"} <= set(mixed)
+
+
+def test_a_core_of_attention_that_is_made_again_leaves_its_result_to_the_next_product() -> None:
+    graph = with_recompute(plain("gpt"), {"h.1": "selective"}, CORE)
+    readers = [op for op in graph.ops if "h.1.attn.core" in op.inputs]
+    assert Phase.BACKWARD_WEIGHT in {op.phase for op in readers}
+    assert "h.1.attn.core" + SUFFIX not in {name for op in graph.ops for name in op.inputs}
+
+
+def test_a_part_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="`mlps`, expected some of attention"):
+        Selective(again=("mlps",))
 
 
 def test_the_last_product_of_a_layer_is_not_replayed_for_no_gradient_reads_it() -> None:

@@ -9,14 +9,16 @@ from millrace.models.spec import TrainingSpec
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import with_capacity
 from millrace.planner.search import Pins
+from millrace.published.columns import RECOMPUTE_MODULES
 from millrace.trainers.job import TrainingJob
-from millrace.trainers.megatron.job_values import MEGATRON, SELECTIVE, UNFUSED_ATTENTION
+from millrace.trainers.megatron.job_values import MEGATRON, usual_modules
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
 from millrace.trainers.megatron.unplanned_arguments import check_job, unplanned_sentences
 from millrace.trainers.trainer import ReadSettings, SettingsError
 
 DEFAULT_NODE = 8  # devices of a node where nothing says how many
+CORE = ("core_attn",)  # the default of --recompute-modules
 
 
 def read_job(
@@ -86,9 +88,14 @@ def read_job(
     if values["recompute_method"] == "block":
         recompute_layers = _recomputed_layers(values, chunks * degrees["pp"])
     unplanned += unplanned_sentences(values)
+    training = _training(values)
+    modules = {*(values["recompute_modules"] or CORE)} & RECOMPUTE_MODULES.keys()
+    software = _software(values, degrees)
+    if pins["recompute"] == "selective" and modules != {*usual_modules(model, training)}:
+        software["recompute_modules"] = " ".join(sorted(modules))
     job = TrainingJob(
         model=model,
-        training=_training(values),
+        training=training,
         global_batch=batch,
         nodes=nodes,
         devices_per_node=per_node,
@@ -97,7 +104,7 @@ def read_job(
         cluster=header.get("cluster", ""),
         chunk_layers=chunk_layers,
         recompute_layers=recompute_layers,
-        software=_software(values, degrees),
+        software=software,
     )
     return ReadSettings(job=job, assumed=tuple(assumed), unplanned=tuple(unplanned))
 
@@ -216,14 +223,10 @@ def _recompute(values: Mapping[str, Any], unplanned: list[str]) -> str:
                 f"recomputed together, planned layer by layer"
             )
         return granularity or "none"
-    modules = values["recompute_modules"] or ["core_attn"]
-    usual = {*SELECTIVE, *UNFUSED_ATTENTION, "moe_act", "mla_up_proj"}
-    if others := [module for module in modules if module not in usual]:
-        unplanned.append(
-            f"--recompute-modules {' '.join(others)}: planned as selective recomputation, which "
-            f"keeps what products made"
-        )
-    return "selective"
+    modules = values["recompute_modules"] or CORE
+    if others := [module for module in modules if module not in RECOMPUTE_MODULES]:
+        unplanned.append(f"--recompute-modules {' '.join(others)}: kept in the plan")
+    return "selective" if len(others) < len(modules) else "none"
 
 
 def _recomputed_layers(values: Mapping[str, Any], chunks: int) -> int:

@@ -4,17 +4,18 @@ from typing import Any
 
 import msgspec
 
+from millrace.models.spec import ModelSpec, TrainingSpec
+from millrace.models.unfused_attention import FLASH
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import DROPLESS, capacity_of
+from millrace.published.framework_of_row import settings
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.model_values import DECODER, model_values
 from millrace.trainers.megatron.pipeline_layout import layout_text
 
 MEGATRON = "megatron-core"
-# `--recompute-modules` that make again what a plan's selective mode does; others need more.
-SELECTIVE, UNFUSED_ATTENTION = ("layernorm",), ("core_attn", "layernorm")
 FLEX = ("deepep", "hybridep")
 
 
@@ -108,18 +109,33 @@ def _recomputation(job: TrainingJob, unsaid: list[str]) -> dict[str, Any]:
             "recompute_method": method,
             "recompute_num_layers": job.recompute_layers or 1,
         }
-    unfused = job.training.attention != "flash"
-    modules = list(UNFUSED_ATTENTION if unfused else SELECTIVE)
-    config = job.model.config
-    modules += ["moe_act"] if config.get("experts") else []
-    modules += ["mla_up_proj"] if config.get("kv_lora") else []
-    if not config.get("experts"):
+    words = job.software.get("recompute_modules", "")
+    modules = words.split() or usual_modules(job.model, job.training)
+    if not settings(job.framework).selective.again:
         unsaid.append(
-            "selective recomputation: activation functions of dense feed-forward parts are made "
-            "again in the plan, and kept by Megatron-LM, which recomputes them only with their "
-            "products (`mlp`)"
+            f"selective recomputation: the plan makes all again but what products made, "
+            f"Megatron-LM {', '.join(modules)}"
         )
     return {"recompute_granularity": "selective", "recompute_modules": modules}
+
+
+def usual_modules(model: ModelSpec, training: TrainingSpec) -> list[str]:
+    """Modules that a plan for Megatron-Core makes again in selective recomputation.
+
+    Parameters
+    ----------
+    model, training : ModelSpec, TrainingSpec
+        Whether there are experts, and which attention.
+    """
+    if not model.config.get("experts"):
+        return ["core_attn"]
+    modules = [] if training.attention == FLASH else ["core_attn"]
+    return [
+        *modules,
+        "layernorm",
+        "moe_act",
+        *(["mla_up_proj"] if model.config.get("kv_lora") else []),
+    ]
 
 
 def _expert_values(job: TrainingJob) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from millrace.models.graph import Graph
 from millrace.models.model_counts import parallelism_limits
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import percent
-from millrace.planner.frameworks.experts import overlaps, with_experts
+from millrace.planner.frameworks.experts import overlaps, with_expert_recompute, with_experts
 from millrace.planner.plan import Plan
 from millrace.planner.search.report.search_log import SearchResult
 from millrace.planner.search.request import SearchRequest
@@ -67,6 +67,7 @@ def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:
     software = with_experts(
         cluster.software, cluster.device, request.runs, pins.dispatcher, overlap
     )
+    software = with_expert_recompute(software, pins.ep)
     return replaced(request, cluster=replace(cluster, software=software))
 
 

@@ -1,6 +1,5 @@
 """Peaks of memory as frameworks have them and sources print them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,8 +91,7 @@ def test_what_a_row_says_changes_what_its_framework_keeps():
     assert plain.framework.parameters == ParameterBytes(weight_bytes=4, state_bytes=8)
     pipelined = keeping(row(**fsdp | {"pp": "2"}))
     assert (pipelined.zero, pipelined.framework.parameters) == (1, USUAL)
-    eager = keeping(row(**fsdp | {"recompute": "selective"}))
-    assert (eager.every_second, eager.unread) == (True, True)
+    assert keeping(row(**fsdp | {"recompute": "selective"})).unread
     compiled = fsdp | {"recompute": "selective", "notes": "torch.compile"}
     assert not keeping(row(**compiled)).unread
     summed = ParameterBytes(gradient_bytes=6)
@@ -116,16 +114,6 @@ def test_what_a_row_says_changes_what_its_framework_keeps():
 def test_the_loss_of_pytorch_is_split_or_compiled(said, bytes_of_a_logit):
     printed = {"peak_mem_gb": "1", "framework": "pytorch-fsdp", "zero": "3"}
     assert keeping(row(**printed | said)).framework.loss_bytes == bytes_of_a_logit
-
-
-def test_of_products_that_are_kept_every_second_is_made_again():
-    plan = plan_of(recompute="selective", micro_batch="4", seq_len="1024")
-    keeping = habit(loss_bytes=0)
-    all_products = peak(plan, keeping)
-    some = peak(plan, replace(keeping, every_second=True))
-    # Of q, k, v, out, fc1 and fc2 every second is made again: k, out, and fc2, which is never kept.
-    hidden = 2 * 4 * 1024 * 256
-    assert all_products - some == pytest.approx(4 * 2 * hidden, rel=0.15)
 
 
 def test_what_is_kept_beside_a_result_is_counted_per_layer():

@@ -125,14 +125,13 @@ def test_a_blank_microbatch_is_the_best_that_divides_and_fits():
     assert {variant.recompute for variant in planned_row.plan.variants} == {"none"}
 
 
-def test_every_second_product_made_again_takes_the_mean_of_none_and_all():
+def test_selective_recomputation_lies_between_none_and_all():
     times = {}
     for mode in ("none", "selective", "full"):
         asked, pins = language.question(ROW | {"framework": "pytorch-fsdp", "recompute": mode})
         (prediction,) = predicted(planned(asked, pins), (asked.cluster,))
         times[mode] = prediction.step_time_s
-    assert times["none"] < times["full"]
-    assert times["selective"] == pytest.approx((times["none"] + times["full"]) / 2)
+    assert times["none"] < times["selective"] < times["full"]
 
 
 def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():

@@ -12,6 +12,7 @@ from msgspec.structs import replace as changed
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.memory import plan_memory
 from millrace.planner.plan import recompute_modes
 from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
@@ -125,12 +126,38 @@ def test_the_plan_of_a_job_recomputes_the_first_layers_of_every_chunk():
     assert back.chunk_layers == tuple(map(len, layers)) == there.chunk_layers
 
 
-def test_what_a_framework_is_set_without_comes_back():
-    there = replace(
-        job(model_spec("llama3-8b", precision="fp16")),
-        software={"overlap": "0", "tensor_overlap": "0", "gradient_bytes": "2"},
-    )
-    assert read_back(MEGATRON_CORE, there).job.software == there.software
+@pytest.mark.parametrize(
+    ("name", "software"),
+    [
+        ("llama3-8b", {"overlap": "0", "tensor_overlap": "0", "gradient_bytes": "2"}),
+        ("llama3-8b", {"recompute_modules": "core_attn layernorm mlp"}),
+        ("deepseek-v3", {"recompute_modules": "core_attn"}),
+    ],
+)
+def test_what_a_framework_is_set_to_otherwise_comes_back(name, software):
+    model = model_spec(name, precision="fp16" if "gradient_bytes" in software else "bf16")
+    there = replace(job(model, recompute="selective"), software=software)
+    assert read_back(MEGATRON_CORE, there).job.software == software
+
+
+def test_the_core_of_attention_saves_nothing_where_it_is_one_kernel():
+    small = SIZES.replace("--num-layers 24", "--num-layers 2")
+    small = f"torchrun --nproc-per-node 2 pretrain_gpt.py {small} --global-batch-size 8"
+    norms = "--recompute-granularity selective --recompute-modules layernorm"
+    memory_bytes, step_s = {}, {}
+    for attention in ("flash", "unfused"):
+        for text in ("", "--recompute-activations", norms):
+            there = read(f"{small} --attention-backend {attention} {text}")
+            plan = plan_of_job(there, "a100:2x1")
+            memory_bytes[attention, text] = plan_memory(plan)[0].activation_bytes
+            step_s[attention, text] = plan.figures["step_time_s"]
+            back = job_of(plan, MEGATRON_CORE)
+            assert back.software.get("recompute_modules") == there.software.get("recompute_modules")
+    core = "flash", "--recompute-activations"
+    assert memory_bytes[core] == pytest.approx(memory_bytes["flash", ""], rel=0.01)
+    assert step_s[core] > 1.01 * step_s["flash", ""]
+    assert memory_bytes["flash", norms] < 0.98 * memory_bytes["flash", ""]
+    assert memory_bytes["unfused", "--recompute-activations"] < 0.8 * memory_bytes["unfused", ""]
 
 
 @pytest.mark.parametrize(
@@ -503,8 +530,8 @@ def test_recomputation_is_read_in_each_of_its_spellings():
         "--recompute-granularity full --recompute-method block --recompute-num-layers 5": (
             ("full", 5, ())
         ),
-        "--recompute-granularity selective --recompute-modules core_attn mlp": (
-            ("selective", 0, ("--recompute-modules mlp",))
+        "--recompute-granularity selective --recompute-modules core_attn mhc": (
+            ("selective", 0, ("--recompute-modules mhc",))
         ),
     }
     for text, expected in spellings.items():

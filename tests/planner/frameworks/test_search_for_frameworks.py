@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.clusters import framework, local_cluster, parse_cluster
 from millrace.planner.errors import InfeasibleError
@@ -147,6 +148,24 @@ def test_experts_exchange_beside_products_where_the_framework_can(
     plan = search(asked_of_experts(name, **({"expert_overlap": True} if overlap else {}), **pins))
     assert overlaps(plan.cluster.software) is overlap
     assert not unrunnable(plan, capabilities(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "ep", "again", "never"),
+    [
+        ("torchtitan", 1, {"experts.dispatch", "experts.down", "attn.k"}, {"attn.core", "attn.v"}),
+        ("torchtitan", 2, {"experts.gate", "experts.up"}, {"experts.dispatch", "experts.down"}),
+        ("megatron-core", 2, {"ln1", "experts.active"}, {"attn.core", "experts.gate", "attn.k"}),
+    ],
+)
+def test_selective_makes_again_what_a_framework_does(
+    name: str, ep: int, again: set[str], never: set[str]
+) -> None:
+    plan = search(asked_of_experts(name, recompute="selective", ep=ep, tp=1, pp=1))
+    clones = {op.name for op in plan.graph.ops if op.phase is Phase.RECOMPUTE}
+    layer = {op.removeprefix("h.1.").removesuffix(".recompute") for op in clones}
+    assert again <= layer
+    assert not never & layer
 
 
 def test_of_both_ways_to_exchange_the_faster_is_taken() -> None:
