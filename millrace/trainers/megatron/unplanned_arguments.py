@@ -65,12 +65,12 @@ _OPTIMIZER_STATES = {
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Ranks of latent attention (`q-lora-rank`) are no adapters.
-_ADAPTERS = re.compile(
-    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?|mamba)(?![a-z])"
+_OTHERS = re.compile(
+    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?|mamba|vit|vision)(?![a-z])"
 )
 
 
-def check_adapters(names: Sequence[str]) -> None:
+def check_others(names: Sequence[str]) -> None:
     """Refuse adapters and Mamba layers of forks, whose training is another.
 
     Parameters
@@ -78,11 +78,11 @@ def check_adapters(names: Sequence[str]) -> None:
     names : sequence of str
         Arguments that no release of Megatron-LM has.
     """
-    if adapters := [name for name in names if _ADAPTERS.search(name.lower().replace("_", "-"))]:
-        without = " ".join(f"--ignore {name.lstrip('-')}" for name in adapters)
+    if others := [name for name in names if _OTHERS.search(name.lower().replace("_", "-"))]:
+        without = " ".join(f"--ignore {name.lstrip('-')}" for name in others)
         raise SettingsError(
-            f"{' '.join(adapters)}: adapters or Mamba layers, which plans do not have; to plan "
-            f"the training of all weights, and of attention, add {without}"
+            f"{' '.join(others)}: another kind of training (adapters, Mamba layers, images), which "
+            f"plans do not have; to plan the rest as if it were not there, add {without}"
         )
 
 

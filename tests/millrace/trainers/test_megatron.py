@@ -301,13 +301,15 @@ def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
         f"{widths} --tokenizer-type Llama2Tokenizer": 32000,
         f"{widths} {tokenizer} deepseek-ai/DeepSeek-V3": 129280,
         f"{sizes} {tokenizer} mine": 50432,
+        f"{widths} --vocab-file a.json --merge-file a.txt": 50432,
     }
     for words, vocabulary in vocabularies.items():
         settings_read = MEGATRON_CORE.read(SettingsSource(files={"": f"x.py {words}"}, values={}))
         assert settings_read.job.model.config["vocab"] == vocabulary, words
         assert "a vocabulary of" in " ".join(settings_read.assumed)
-    with pytest.raises(SettingsError, match="--set vocab_size=N"):
-        read(f"x.py {widths} {tokenizer} mine")
+    for words in (f"{tokenizer} mine", "--vocab-file vocab.txt"):
+        with pytest.raises(SettingsError, match="--set vocab_size=N"):
+            read(f"x.py {widths} {words}")
 
 
 def test_rotary_positions_have_two_arguments():
@@ -452,6 +454,11 @@ def test_a_preset_of_primus_is_a_file_or_a_model_of_the_catalogue():
     [
         ("num_attention_heads: [", "no YAML"),
         ("- num_attention_heads: 1", "holds no mapping"),
+        ("model: {num_attention_heads: 8, num_moe_experts: 8}", "section `model` it is NeMo's"),
+        (
+            "num_attention_heads: [8, 16]\nnum_layers: [2]\nhidden_size: 8",
+            "expected a whole number",
+        ),
         ("num_layers: two\nnum_attention_heads: 1", "expected a whole number"),
     ],
 )
