@@ -239,6 +239,8 @@ def test_arguments_of_other_years_and_forks_say_what_they_meant():
     every_second = settings_of("--deepspeed_config x.json --num-experts 4").job.model.config
     assert every_second["dense_layers"] == tuple(range(1, 24, 2))
     assert every_second["experts_per_token"] == 1
+    blocks = settings_of("--moe-num-experts 8 --moe-capacity-factor 0").job.model.config
+    assert blocks["experts"] == 8
     spread = settings_of(
         "--num-layer-list 11,13 --pipeline-model-parallel-size 2 --num-experts 8 "
         "--n-shared-experts 2 --first-k-dense-replace 3 --moe-ffn-hidden-size 64"
@@ -278,6 +280,7 @@ def test_what_a_plan_has_no_place_for_is_said_or_refused():
         "--distribute-saved-activations": "split among tensor parallel ranks",
         "--use-megatron-fsdp": "its FSDP",
         "--no-bias-gelu-fusion": "not fused",
+        "--recompute-activation-function": "planned as kept",
     }
     for words, sentence in said.items():
         free = settings_of(words)
