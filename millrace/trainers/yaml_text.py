@@ -41,6 +41,8 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         cause = " ".join(str(error).split())
         raise SettingsError(f"{where} is no YAML: {cause}") from None
+    except SettingsError:
+        raise
     except (RecursionError, ValueError) as error:
         raise SettingsError(f"{where} is no YAML that can be read: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):

@@ -24,7 +24,7 @@ from millrace.trainers.megatron.earlier_arguments import DEEPSPEED, last_year, r
 from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
-from millrace.trainers.megatron.unplanned_arguments import USUAL, check_adapters
+from millrace.trainers.megatron.unplanned_arguments import USUAL, check_others
 from millrace.trainers.megatron.yaml_arguments import add_yaml, yaml_texts
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (
@@ -177,7 +177,7 @@ def read(source: SettingsSource) -> ReadSettings:
     launch = _launch(source, optional=bool(yaml_texts(source)))
     given.add_words(launch.arguments)
     _add_values(given, source)
-    check_adapters(given.unread)
+    check_others(given.unread)
     header = _as_released(given, source, assumed) | header
     settings = read_job(
         given,

@@ -101,6 +101,7 @@ class GivenArguments(Mapping[str, Any]):
             Text, number, truth or list of them; None takes back what was given.
         """
         option = key if key.startswith("--") else f"--{key.replace('_', '-')}"
+        value = value[0] if isinstance(value, list) and len(value) == 1 else value
         row = (None if key.startswith("--") else row_of(key)) or row_of(option)
         if row is None or value is None or value == []:
             if row is not None:

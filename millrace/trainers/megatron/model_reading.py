@@ -87,7 +87,9 @@ def _supposed(
 ) -> int:
     """Size of the vocabulary where the tokenizer's files say it: by its name, or by the model."""
     try:
-        tokenizer = values.get("tokenizer_type") or "GPT2BPETokenizer"  # pretrain_gpt.py's own
+        tokenizer = values.get("tokenizer_type") or ""
+        if not tokenizer and bool(values.get("merge_file")) == bool(values.get("vocab_file")):
+            tokenizer = "GPT2BPETokenizer"  # pretrain_gpt.py's own, of two files
     except SettingsError:  # of a fork
         tokenizer = ""
     models = alike(family, {**config, "vocab": 1})

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from millrace.trainers.megatron.argument_table import defaults
+from millrace.trainers.megatron.argument_table import defaults, option_of
 from millrace.trainers.trainer import SettingsError
 
 # Destinations whose meaning a plan has anyway, or whose other values are said.
@@ -46,6 +46,7 @@ _OTHERWISE = {
     "attention_output_gate": "a gate after attention, planned without",
     "freeze_all_layers": "weights that do not change, planned as trained",
     "noop_layers": "layers that do nothing, planned as the others",
+    "recompute_activation": "activation functions that are recomputed, planned as kept",
     "swap_attention": "activations in host memory",
     "embed_layernorm": "a norm after the embedding, planned without",
     "use_tp_pp_dp_mapping": "ranks of a pipeline next to each other, planned as usual",
@@ -65,12 +66,12 @@ _OPTIMIZER_STATES = {
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 # Ranks of latent attention (`q-lora-rank`) are no adapters.
-_ADAPTERS = re.compile(
-    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?|mamba)(?![a-z])"
+_OTHERS = re.compile(
+    r"(?<![a-z])(?<!\b[a-z]-)(?<!kv-)(?<!-[qo]-)(q?lora|peft|adapters?|mamba|vit|vision)(?![a-z])"
 )
 
 
-def check_adapters(names: Sequence[str]) -> None:
+def check_others(names: Sequence[str]) -> None:
     """Refuse adapters and Mamba layers of forks, whose training is another.
 
     Parameters
@@ -78,11 +79,11 @@ def check_adapters(names: Sequence[str]) -> None:
     names : sequence of str
         Arguments that no release of Megatron-LM has.
     """
-    if adapters := [name for name in names if _ADAPTERS.search(name.lower().replace("_", "-"))]:
-        without = " ".join(f"--ignore {name.lstrip('-')}" for name in adapters)
+    if others := [name for name in names if _OTHERS.search(name.lower().replace("_", "-"))]:
+        without = " ".join(f"--ignore {name.lstrip('-')}" for name in others)
         raise SettingsError(
-            f"{' '.join(adapters)}: adapters or Mamba layers, which plans do not have; to plan "
-            f"the training of all weights, and of attention, add {without}"
+            f"{' '.join(others)}: another kind of training (adapters, Mamba layers, images), which "
+            f"plans do not have; to plan the rest as if it were not there, add {without}"
         )
 
 
@@ -97,8 +98,8 @@ def check_job(values: Mapping[str, Any]) -> None:
     for dest, meaning in _OTHER_JOBS.items():
         if values.get(dest):
             raise SettingsError(
-                f"--{dest.replace('_', '-')}: {meaning}, which plans do not have; to plan the rest "
-                f"as if it were not there, add --ignore {dest.replace('_', '-')}"
+                f"{option_of(dest)}: {meaning}, which plans do not have; to plan the rest as if it "
+                f"were not there, add --ignore {option_of(dest).lstrip('-')}"
             )
 
 
@@ -112,8 +113,7 @@ def unplanned_sentences(values: Mapping[str, Any]) -> Iterator[str]:
     """
     for dest, meaning in _OTHERWISE.items():
         if dest in values and values[dest] != defaults()[dest]:
-            negated = "no-" * (defaults()[dest] is True)
-            yield f"--{negated}{dest.replace('_', '-')}: {meaning}"
+            yield f"{option_of(dest)}: {meaning}"
     optimizer = values["optimizer"]
     if optimizer in _OPTIMIZER_STATES:
         yield (

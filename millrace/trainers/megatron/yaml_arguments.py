@@ -23,6 +23,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-?([^{}]*))?\}|\$(\w+)")
 WORDS = {"": None, "null": None, "none": None, "true": True, "false": False}
 # What Primus sets where neither preset nor file says otherwise (primus/configs, read 2026-11).
 PRIMUS = {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True}
+FOREIGN = ("model", "policy", "trainer")  # sections of NeMo's and other YAML
 # Keys of Primus beside its modules.
 HEAD = ("work_group", "user_name", "exp_name", "workspace", "framework", "config", "model", "bases")
 
@@ -66,12 +67,18 @@ def add_yaml(given: GivenArguments, source: SettingsSource, assumed: list[str]) 
     }
     others: list[str] = []
     presets: set[str] = set()
-    for document in documents.values():
+    for name, document in documents.items():
+        if foreign := [part for part in FOREIGN if isinstance(document.get(part), dict)]:
+            raise SettingsError(
+                f"`{name}`: with a section `{foreign[0]}` it is NeMo's, Megatron-Bridge's or "
+                f"another's, and not read; give Megatron-LM's arguments, or the command line of "
+                f"run_recipe.py with overrides"
+            )
         for module in _modules(document):
             for dest, value in PRIMUS.items():
                 given.add_pair(dest, value)
-            name = _filled(module.get("model"), source.values)
-            presets |= _add_preset(given, str(name), documents, source, assumed) if name else set()
+            preset = str(_filled(module.get("model"), source.values) or "")
+            presets |= _add_preset(given, preset, documents, source, assumed) if preset else set()
     for name, document in documents.items():
         for key, value in () if name in presets else _leaves(document, 0):
             if key in HEAD or ENVIRONMENT.fullmatch(key):
@@ -110,7 +117,10 @@ def _add_preset(
             del values[dest]
         for dest, value in values.items():
             given.add_pair(dest, value)
-        assumed.append(f"{name} is {model}, with what Primus sets: {', '.join(PRIMUS)}")
+        assumed.append(
+            f"{name} is {model} of the catalogue, with what Primus sets, {', '.join(PRIMUS)}; what "
+            f"else the preset sets is not known: give its file too for that"
+        )
     elif not files:
         raise SettingsError(
             f"model: {name}: this preset of Primus is not given; give its file too, with those "

@@ -291,6 +291,8 @@ def test_arguments_of_other_years_and_forks_say_what_they_meant():
     every_second = settings_of("--deepspeed_config x.json --num-experts 4").job.model.config
     assert every_second["dense_layers"] == tuple(range(1, 24, 2))
     assert every_second["experts_per_token"] == 1
+    blocks = settings_of("--moe-num-experts 8 --moe-capacity-factor 0").job.model.config
+    assert blocks["experts"] == 8
     spread = settings_of(
         "--num-layer-list 11,13 --pipeline-model-parallel-size 2 --num-experts 8 "
         "--n-shared-experts 2 --first-k-dense-replace 3 --moe-ffn-hidden-size 64"
@@ -330,6 +332,7 @@ def test_what_a_plan_has_no_place_for_is_said_or_refused():
         "--distribute-saved-activations": "split among tensor parallel ranks",
         "--use-megatron-fsdp": "its FSDP",
         "--no-bias-gelu-fusion": "not fused",
+        "--recompute-activation-function": "planned as kept",
     }
     for words, sentence in said.items():
         free = settings_of(words)
@@ -353,13 +356,15 @@ def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
         f"{widths} --tokenizer-type Llama2Tokenizer": 32000,
         f"{widths} {tokenizer} deepseek-ai/DeepSeek-V3": 129280,
         f"{sizes} {tokenizer} mine": 50432,
+        f"{widths} --vocab-file a.json --merge-file a.txt": 50432,
     }
     for words, vocabulary in vocabularies.items():
         settings_read = MEGATRON_CORE.read(SettingsSource(files={"": f"x.py {words}"}, values={}))
         assert settings_read.job.model.config["vocab"] == vocabulary, words
         assert "a vocabulary of" in " ".join(settings_read.assumed)
-    with pytest.raises(SettingsError, match="--set vocab_size=N"):
-        read(f"x.py {widths} {tokenizer} mine")
+    for words in (f"{tokenizer} mine", "--vocab-file vocab.txt"):
+        with pytest.raises(SettingsError, match="--set vocab_size=N"):
+            read(f"x.py {widths} {words}")
 
 
 def test_rotary_positions_have_two_arguments():
@@ -504,6 +509,11 @@ def test_a_preset_of_primus_is_a_file_or_a_model_of_the_catalogue():
     [
         ("num_attention_heads: [", "no YAML"),
         ("- num_attention_heads: 1", "holds no mapping"),
+        ("model: {num_attention_heads: 8, num_moe_experts: 8}", "section `model` it is NeMo's"),
+        (
+            "num_attention_heads: [8, 16]\nnum_layers: [2]\nhidden_size: 8",
+            "expected a whole number",
+        ),
         ("num_layers: two\nnum_attention_heads: 1", "expected a whole number"),
     ],
 )
