@@ -85,12 +85,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 14_829,
-    "planner": 21_322,
+    "models": 14_838,
+    "planner": 21_342,
     "simulator": 3_322,
     "executor": 26_336,
     "millrace": 23_934,
-    "tests": 50_107,
+    "tests": 50_118,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
