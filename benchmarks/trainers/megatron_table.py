@@ -58,7 +58,8 @@ def main(version: str) -> None:
     source = "github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py, read 2026-11"
     before = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
     head = f' "version": "{version}",\n "source": "{source}",\n'
-    for name in ("earlier_source", "earlier"):  # of versions whose parsers are not asked
+    # Of versions and forks whose parsers are not asked.
+    for name in ("earlier_source", "earlier", "since", "today", "values", "further"):
         head += f' "{name}": {json.dumps(before.get(name))},\n'
     head += ' "arguments": [\n'
     TABLE.write_text("{\n" + head + lines + "\n ]\n}\n", "utf-8")

@@ -11,13 +11,15 @@ from millrace.trainers.dtensor import DTENSOR
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.name_lists import listed
 from millrace.trainers.nanotron import NANOTRON
+from millrace.trainers.scripts.unknowns import read_scripts
 from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, Trainer
 
 TRAINERS: dict[str, Trainer] = {
     trainer.name: trainer
+    # nanotron's YAML has names of Megatron's too, and Megatron's none of its sections.
     for trainer in (
-        *(MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, TRANSFORMERS, NANOTRON),
+        *(NANOTRON, MEGATRON_BRIDGE, MEGATRON_CORE, TORCHTITAN, DEEPSPEED, TRANSFORMERS),
         DTENSOR,
     )
 }
@@ -128,4 +130,4 @@ def read_settings(
         There is no such trainer, or it cannot understand the settings.
     """
     trainer = trainer_of(source) if name is None else trainer_named(name, option)
-    return trainer, trainer.read(source)
+    return trainer, read_scripts(trainer.read, source)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -94,12 +95,50 @@ def name_of(family: str, config: Mapping[str, Any]) -> str:
     >>> name_of("gpt", {**model_spec("gpt2-small").config, "hidden": 1024, "vocab": 50304})
     'gpt-12x1024'
     """
-    sizes = msgspec.convert(dict(config), FAMILIES[family].config)
-    for name, (shape, vocab) in _catalogue(family).items():
-        if shape == _shape(sizes) and abs(sizes.vocab / vocab - 1) <= PADDING:
+    for name, vocab in alike(family, config).items():
+        if abs(config["vocab"] / vocab - 1) <= PADDING:
             return name
     experts = f"-{config['experts']}e" if config.get("experts") else ""
     return f"{family}-{config['layers']}x{config['hidden']}{experts}"
+
+
+def named_like(text: str) -> str | None:
+    """Name of the catalogue's model that a text names, a path or an identifier of the hub.
+
+    Parameters
+    ----------
+    text : str
+        Whatever the case, and with what follows the size (`-Instruct`, `_v0.1`).
+
+    Examples
+    --------
+    >>> named_like("meta-llama/Meta-Llama-3.1-8B-Instruct"), named_like("mixtral_8x7B_v0.1.yaml")
+    ('llama3.1-8b', 'mixtral-8x7b')
+    """
+    stem = PurePath(text.strip("\"' /")).name.lower()
+    stem = re.sub(r"\.ya?ml$|[-_](instruct|base|chat|hf|v0\.[0-9])(?![a-z0-9])|^meta-", "", stem)
+    plain = re.sub(r"[^a-z0-9.]", "", stem)
+    return next((name for name in NAMES if name.replace("-", "") == plain), None)
+
+
+def alike(family: str, config: Mapping[str, Any]) -> dict[str, int]:
+    """Vocabularies of the catalogue's models of these sizes, by name.
+
+    Parameters
+    ----------
+    family : str
+        A family of the zoo.
+    config : mapping
+        Its fields; whatever its vocabulary.
+
+    Examples
+    --------
+    >>> alike("gpt", {**model_spec("gpt2-small").config, "vocab": 1})
+    {'gpt2-small': 50257, 'gpt3-125m': 50257}
+    """
+    shape = _shape(msgspec.convert(dict(config), FAMILIES[family].config))
+    models = _catalogue(family).items()
+    return {name: vocab for name, (other, vocab) in models if other == shape}
 
 
 def _shape(sizes: msgspec.Struct) -> msgspec.Struct:

@@ -1,8 +1,8 @@
-"""Argument table of Megatron-LM's parser, as committed, and command lines read by it."""
+"""Argument table of Megatron-LM's parser, as committed: names, kinds, choices and defaults."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import msgspec
 from millrace.trainers.trainer import SettingsError
 
 TABLE = Path(__file__).with_name("arguments.json")
-READERS: dict[str, type[int] | type[float] | type[str]] = {"int": int, "float": float, "str": str}
 FLAGS: dict[str, bool] = {"flag": True, "off": False}
 
 
@@ -31,12 +30,22 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ArgumentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table of all arguments of a version; `earlier` ones are gone, and may have a value."""
+    """Table of all arguments of a version.
+
+    `earlier` has those that are gone, with the last year that has them (0: a fork's), `since` the
+    first year of newer ones. `today` says in words of today what earlier releases and forks call
+    otherwise (`{}` are the words that follow), `values` the same of single values, and `further`
+    has arguments of theirs whose meaning none of today has.
+    """
 
     version: str
     source: str
     earlier_source: str
-    earlier: dict[str, bool]
+    earlier: dict[str, int]
+    since: dict[str, int]
+    today: dict[str, str]
+    values: dict[str, dict[str, str]]
+    further: tuple[Argument, ...]
     arguments: tuple[Argument, ...]
 
 
@@ -48,20 +57,28 @@ def argument_table() -> ArgumentTable:
 
 @cache
 def _by_name() -> dict[str, Argument]:
-    return {name: row for row in argument_table().arguments for name in row.names}
+    table = argument_table()
+    return {name: row for row in (*table.arguments, *table.further) for name in row.names}
 
 
 @cache
 def _by_dest() -> dict[str, Argument]:
     rows: dict[str, Argument] = {}
-    for row in argument_table().arguments:
+    for row in (*argument_table().arguments, *argument_table().further):
         rows.setdefault(row.dest, row)
     return rows
 
 
-def is_option(name: str) -> bool:
-    """True if the parser has an option of this name."""
-    return name in _by_name()
+def row_of(name: str) -> Argument | None:
+    """Row of an option or a destination, if there is one.
+
+    Parameters
+    ----------
+    name : str
+        As it is typed; some forks have underscores for dashes.
+    """
+    dashed = name[:2] + name[2:].replace("_", "-")
+    return _by_name().get(name) or _by_name().get(dashed) or _by_dest().get(name)
 
 
 def option_of(dest: str) -> str:
@@ -74,84 +91,58 @@ def kind_of(dest: str) -> str:
     return _by_dest()[dest].kind
 
 
+@cache
 def defaults() -> dict[str, Any]:
     """Values of all arguments where none is given, by destination."""
     return {dest: row.default for dest, row in _by_dest().items()}
 
 
-def given_values(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values that a command line gives, by destination, and those of arguments that are gone.
+def value_of(row: Argument, name: str, words: Sequence[str]) -> Any:
+    """Value of an argument that no flag is.
 
     Parameters
     ----------
+    row : Argument
+        Its kind and its choices.
+    name : str
+        As it was typed, for a refusal.
     words : sequence of str
-        After the program's name.
+        Those that follow it.
 
     Raises
     ------
     SettingsError
-        There is no such argument, or its value is missing or of another kind; names both.
+        The value is missing or of another kind; names both.
 
     Examples
     --------
-    >>> given_values(["--num-layers", "2", "--bf16", "--layernorm-epsilon", "1e-6"])
-    ({'num_layers': 2, 'bf16': True}, {'--layernorm-epsilon': '1e-6'})
+    >>> value_of(row_of("--num-layers"), "--num-layers", ["24"])
+    24
     """
-    values: dict[str, Any] = {}
-    gone: dict[str, str] = {}
-    position = 0
-    while position < len(words):
-        name, equals, attached = words[position].partition("=")
-        position += 1
-        following = [attached] if equals else list(_following(words, position))
-        row = _by_name().get(name)
-        if row is None:
-            taken = _gone(name, following)
-            gone[name] = " ".join(following[:taken])
-        elif row.kind in FLAGS or row.kind == "either":
-            taken = 0
-            values[row.dest] = FLAGS.get(row.kind, name == row.names[0])
-        else:
-            taken = len(following) if row.many else 1
-            if row.kind == "str" and row.choices is None and not row.many and following:
-                taken, following = len(following), [" ".join(following)]
-            read = [_value(row, name, text) for text in following[: taken if row.many else 1]]
-            if not read:
-                raise SettingsError(f"{name}: expected a value, found none")
-            values[row.dest] = read if row.many else read[0]
-        position += 0 if equals else taken
-    return values, gone
+    words = [word for word in words if word.strip()]
+    if not words:
+        raise SettingsError(f"{name}: expected a value, found none")
+    if row.many:
+        return [_read(row, name, word) for word in words]
+    if row.kind == "str" and row.choices is None:
+        return " ".join(words)
+    if any(not word.startswith("$") for word in words[1:]):
+        raise SettingsError(f"{name} {' '.join(words)}: expected one value")
+    return _read(row, name, words[0])
 
 
-def _following(words: Sequence[str], position: int) -> Iterable[str]:
-    """Yield words up to the next argument; a negative number is no argument."""
-    for word in words[position:]:
-        if word.startswith("--") or (word.startswith("-") and not word[1:2].isdigit()):
-            return
-        yield word
-
-
-def _gone(name: str, following: Sequence[str]) -> int:
-    """Number of values of an argument that is gone; SettingsError where it never was one."""
-    earlier = argument_table().earlier
-    if name in earlier:
-        return min(int(earlier[name]), len(following))
-    close = get_close_matches(name, (*_by_name(), *earlier), n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]}?" if close else "see pretrain_gpt.py --help"
-    raise SettingsError(
-        f"{name}: Megatron-LM {argument_table().version} has no such argument; {hint}"
-    )
-
-
-def _value(row: Argument, name: str, text: str) -> Any:
-    if text.startswith("$") and (row.kind != "str" or row.choices):
-        variable = text.strip("${}")
+def _read(row: Argument, name: str, text: str) -> Any:
+    if "$" in text and (row.kind != "str" or row.choices):
+        variable = text.partition("$")[2].strip("{}")
         raise SettingsError(
             f"{name} {text}: the script leaves this variable open; give it with "
             f"--set {variable}=VALUE"
         )
     try:
-        value: Any = READERS[row.kind](text)
+        value: Any = text if row.kind == "str" else float(text)
+        if row.kind != "str" and (not isfinite(value) or (row.kind == "int" and value % 1)):
+            raise ValueError
+        value = int(value) if row.kind == "int" else value
     except ValueError:
         kind = {"int": "a whole number", "float": "a number"}[row.kind]
         raise SettingsError(f"{name} {text}: expected {kind}") from None

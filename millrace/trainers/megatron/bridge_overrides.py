@@ -24,6 +24,7 @@ from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
 from millrace.trainers.megatron.layer_patterns import layer_pattern
 from millrace.trainers.megatron.model_values import model_values
+from millrace.trainers.megatron.unplanned_arguments import check_adapters
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (
     ReadSettings,
@@ -242,9 +243,10 @@ def read(source: SettingsSource) -> ReadSettings:
     ignored: list[str] = []
     for word in launch.arguments:
         path, equals, text = word.partition("=")
-        if not equals or word.startswith("-"):
-            continue
         path = path.lstrip("+")
+        check_adapters([path] if path.lstrip("-") not in source.left_out else [])
+        if not equals or word.startswith("-") or path in source.left_out:
+            continue
         if path in PATHS:
             _assign(values, path, _value(path, text))
         else:

@@ -1,9 +1,11 @@
 """Megatron-LM's command line: `launch.sh` of a job, and the job of a command or a script."""
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from difflib import get_close_matches
+from pathlib import PurePath
 
 import msgspec
 
@@ -13,13 +15,15 @@ from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.argument_table import (
     argument_table,
     defaults,
-    given_values,
-    option_of,
+    row_of,
     words_of,
 )
+from millrace.trainers.megatron.earlier_arguments import DEEPSPEED, last_year, release_of
+from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
-from millrace.trainers.megatron.yaml_arguments import yaml_texts, yaml_values
+from millrace.trainers.megatron.unplanned_arguments import USUAL, check_adapters
+from millrace.trainers.megatron.yaml_arguments import add_yaml, yaml_texts
 from millrace.trainers.scripts.launched import LaunchedProgram, launches
 from millrace.trainers.trainer import (
     ReadSettings,
@@ -31,10 +35,20 @@ from millrace.trainers.trainer import (
 
 PROGRAM = "pretrain_gpt.py"
 # Arguments by which a command line is told from others, whatever its program's name is.
-KNOWN_BY_IN_YAML = ("num_attention_heads:", "tensor_model_parallel_size:", "--hidden-size:")
-KNOWN_BY = ("--tensor-model-parallel-size", "--num-attention-heads", "--hidden-size")
-# What earlier versions called what has another name now.
-RENAMED = {"--layernorm-epsilon": "--norm-epsilon"}
+KNOWN_BY_IN_YAML = (
+    *("num_attention_heads:", "tensor_model_parallel_size:", "--hidden-size:"),
+    "framework: megatron",
+)
+KNOWN_BY = re.compile(
+    r"--(tensor[-_]model[-_]parallel[-_]size|num[-_]attention[-_]heads|hidden[-_]size)\b"
+)
+# Last years in which attention had to be asked to be fused, and of releases before Megatron-Core.
+FLASH_BY_DEFAULT, BEFORE_CORE = 2023, 2022
+# Words in the names of programs that train other models than decoders of text.
+OTHERS = re.compile(
+    r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|mamba|hybrid|"
+    r"vlm|vl|clip|mimo|llava|multimodal)(?![a-z0-9])(?!.*(/.*/|gpt|llama))"
+)
 LINE, ROOM = 96, 20  # characters of a line of the script, and of a value that follows
 
 
@@ -104,7 +118,10 @@ def recognizes(source: SettingsSource) -> bool:
     """True if a source looks like a command line or a YAML file of Megatron-LM."""
     if any(name in text for _, text in yaml_texts(source) for name in KNOWN_BY_IN_YAML):
         return True
-    return any(name in source.text for name in KNOWN_BY) and "deepspeed" not in source.text
+    programs = launches(source)
+    if not programs:  # arguments alone, or a script that stops before it starts one
+        return KNOWN_BY.search(source.text) is not None
+    return any(KNOWN_BY.match(word) for launch in programs for word in launch.arguments)
 
 
 def read(source: SettingsSource) -> ReadSettings:
@@ -118,27 +135,28 @@ def read(source: SettingsSource) -> ReadSettings:
     Raises
     ------
     SettingsError
-        It starts no program, or an argument cannot be understood.
+        It starts no program, or an argument that a plan depends on cannot be understood.
     """
-    written: dict[str, Any] = {}
-    others: list[str] = []
-    for name, text in yaml_texts(source):
-        values, keys = yaml_values(name, text)
-        written |= values
-        others += keys
-    launch = _launch(source, optional=bool(written))
-    given, gone = given_values(launch.arguments)
-    given = {**written, **_renamed(gone), **given, **_set(source.values)}
-    values = defaults() | given
-    header = read_header(source)
+    given, assumed, header = GivenArguments(source.left_out), list[str](), read_header(source)
+    others = add_yaml(given, source, assumed)
+    launch = _launch(source, optional=bool(yaml_texts(source)))
+    given.add_words(launch.arguments)
+    _add_values(given, source)
+    check_adapters(given.unread)
+    header = _as_released(given, source, assumed) | header
     settings = read_job(
-        values,
+        given,
         source.nodes or launch.nodes,
         source.devices_per_node or launch.devices_per_node,
         header,
     )
-    unknown = [name for name in gone if name not in RENAMED]
-    return replace(settings, ignored=(*_without_influence(given), *unknown, *others))
+    given.check_slips()
+    return replace(
+        settings,
+        assumed=(*assumed, *settings.assumed),
+        ignored=(*given.without_influence(USUAL), *others),
+        unread=tuple(dict.fromkeys(given.unread)),
+    )
 
 
 def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
@@ -149,6 +167,12 @@ def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
     if "" in source.files and not candidates:  # arguments alone
         candidates = [LaunchedProgram(program="", arguments=tuple(shlex.split(source.files[""])))]
     chosen = max(candidates, key=lambda launch: len(launch.arguments), default=None)
+    if chosen is not None and (other := OTHERS.search(chosen.program.lower())):
+        raise SettingsError(
+            f"{PurePath(chosen.program).name} trains another model than GPT's and Llama's kind "
+            f"({other[0]}), and its settings are not read; if it does train one, give its "
+            f"arguments alone"
+        )
     if chosen is None or not (chosen.arguments or optional):
         raise SettingsError(
             f"nothing there starts {PROGRAM}: give the script that does, or its command line"
@@ -156,39 +180,44 @@ def _launch(source: SettingsSource, optional: bool) -> LaunchedProgram:
     return chosen
 
 
-def _renamed(gone: Mapping[str, str]) -> dict[str, Any]:
-    words = [word for old, new in RENAMED.items() if old in gone for word in (new, gone[old])]
-    return given_values(words)[0]
+def _add_values(given: GivenArguments, source: SettingsSource) -> None:
+    """Add arguments that the user sets; other names are variables of what was given."""
+    for name, value in source.values.items():
+        if row_of(name) or row_of(f"--{name}") or last_year(f"--{name}") is not None:
+            given.add_pair(name if row_of(name) else f"--{name}", value)
+        elif not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", source.text):
+            close = get_close_matches(name, defaults(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "see pretrain_gpt.py --help"
+            raise SettingsError(
+                f"--set {name}: neither an argument of Megatron-LM nor a variable there; {hint}"
+            )
 
 
-def _set(values: Mapping[str, str]) -> dict[str, Any]:
-    """Values of arguments that the user adds, by destination; others are the script's variables."""
-    by_dest = defaults()
-    words = [
-        word
-        for name, value in values.items()
-        if name in by_dest
-        for word in (f"--{name.replace('_', '-')}", value)
-    ]
-    return given_values(words)[0]
-
-
-# What settings are about that a plan has: all others have no influence on it.
-PLANNED = (
-    *("parallel", "layers", "hidden", "heads", "ffn", "seq_length", "position", "rotary", "rope"),
-    *("norm", "swiglu", "geglu", "squared", "bias", "untie", "query", "kv_", "vocab"),
-    *("window", "softmax", "batch_size", "recompute", "moe", "expert", "mtp", "lora", "head_dim"),
-    *("optimizer", "adam", "sgd", "lr", "weight_decay", "clip_grad", "fp16", "bf16", "fp8", "fp4"),
-    *("overlap", "grad_reduce", "grads_in_fp32", "attention_backend", "cuda_graph_impl", "qk_"),
-    *("pipeline", "virtual", "init_method", "cp_comm", "fsdp", "group_query", "offload"),
-    *("cross_entropy", "yarn", "latent", "hybrid", "checkpoint_activations"),
-)
-
-
-def _without_influence(given: Mapping[str, Any]) -> Iterator[str]:
-    for dest in given:
-        if not any(part in dest for part in PLANNED):
-            yield option_of(dest)
+def _as_released(
+    given: GivenArguments, source: SettingsSource, assumed: list[str]
+) -> dict[str, str]:
+    """Header with the framework of the release that arguments are of, whose defaults are added."""
+    sentence, year = release_of(given.names)
+    if not year:
+        assumed += [sentence] if sentence else []
+        return {}
+    fused = given.gives("use_flash_attn", "attention_backend") or (
+        given["transformer_impl"] == "transformer_engine" and given.gives("transformer_impl")
+    )
+    if year <= FLASH_BY_DEFAULT and not fused:
+        given.suppose("attention_backend", "unfused")
+        sentence += "; attention is not fused, since it has no --use-flash-attn"
+    assumed.append(sentence)
+    if year == DEEPSPEED:
+        stage = re.search(r"[\"']?stage[\"']?\s*:\s*([0-3])\b", source.text)
+        if stage is None and not given.gives("zero_stage"):
+            assumed.append("ZeRO-1, as its --zero-stage is where nothing says it")
+        given.suppose("zero_stage", stage[1] if stage else "1")
+        given.suppose("moe_layer_freq", "2")  # its --expert-interval
+        given.suppose("moe_router_topk", "1")
+        return {"framework": "megatron-deepspeed"}
+    newer = given.gives("use_distributed_optimizer", "context_parallel_size", "num_experts")
+    return {"framework": "megatron-2022"} if year <= BEFORE_CORE and not newer else {}
 
 
 MEGATRON_CORE = Trainer(

@@ -1,6 +1,8 @@
 """Megatron-LM's arguments as a job; `job_values` is the inverse."""
 
+import re
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
 from millrace.models.spec import TrainingSpec
@@ -11,23 +13,10 @@ from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.job_values import MEGATRON, SELECTIVE, UNFUSED_ATTENTION
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
+from millrace.trainers.megatron.unplanned_arguments import check_job, unplanned_sentences
 from millrace.trainers.trainer import ReadSettings, SettingsError
 
 DEFAULT_NODE = 8  # devices of a node where nothing says how many
-# Arguments that change speed or memory and that a plan has no place for.
-UNPLANNED = {
-    "cpu_offloading_num_layers": "activations in host memory",
-    "fine_grained_activation_offloading": "activations in host memory",
-    "use_megatron_fsdp": "its FSDP, planned as its distributed optimizer",
-    "use_torch_fsdp2": "PyTorch's FSDP, planned as its distributed optimizer",
-    "hierarchical_context_parallel_sizes": "context parallel groups in two levels",
-    "moe_shared_expert_overlap": "the shared expert beside the exchange of tokens",
-    "defer_embedding_wgrad_compute": "the embedding's gradient at the end",
-    "hybrid_layer_pattern": "Mamba layers, planned as attention",
-    "experimental_attention_variant": "another attention, planned as the usual one",
-    "tensor_parallel_num_weight_shards": "weights that are gathered before use",
-    "distribute_saved_activations": "saved activations split among tensor parallel ranks",
-}
 
 
 def read_job(
@@ -52,6 +41,7 @@ def read_job(
     SettingsError
         A setting is missing or contradicts another; names both.
     """
+    check_job(values)
     degrees = {
         "tp": values["tensor_model_parallel_size"],
         "pp": values["pipeline_model_parallel_size"],
@@ -61,7 +51,11 @@ def read_job(
         if degree < 1:
             raise SettingsError(f"{name} is {degree}: expected at least 1")
     assumed: list[str] = []
-    nodes, per_node = _devices(degrees, nodes, devices_per_node, assumed)
+    ranks = degrees["tp"] * degrees["cp"]
+    if values["num_experts"]:
+        etp = values["expert_tensor_parallel_size"] or degrees["tp"]
+        ranks = lcm(ranks, values["expert_model_parallel_size"] * etp)
+    nodes, per_node = _devices(ranks * degrees["pp"], nodes, devices_per_node, assumed)
     model_devices = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if nodes * per_node % model_devices:
         raise SettingsError(
@@ -69,7 +63,7 @@ def read_job(
             f"{nodes} nodes of {per_node} devices: say how many with --nodes and --gpus-per-node"
         )
     degrees["dp"] = nodes * per_node // model_devices
-    model, unplanned = read_model(values, header.get("model", ""), degrees["tp"])
+    model, unplanned = read_model(values, header.get("model", ""), degrees["tp"], assumed)
     factor = values["moe_expert_capacity_factor"]
     if values["num_experts"]:
         model = with_capacity(
@@ -91,9 +85,7 @@ def read_job(
     recompute_layers = 0
     if values["recompute_method"] == "block":
         recompute_layers = _recomputed_layers(values, chunks * degrees["pp"])
-    for dest, meaning in UNPLANNED.items():
-        if values.get(dest):
-            unplanned.append(f"--{dest.replace('_', '-')}: {meaning}")
+    unplanned += unplanned_sentences(values)
     job = TrainingJob(
         model=model,
         training=_training(values),
@@ -110,11 +102,8 @@ def read_job(
     return ReadSettings(job=job, assumed=tuple(assumed), unplanned=tuple(unplanned))
 
 
-def _devices(
-    degrees: Mapping[str, int], nodes: int, per_node: int, assumed: list[str]
-) -> tuple[int, int]:
+def _devices(model_devices: int, nodes: int, per_node: int, assumed: list[str]) -> tuple[int, int]:
     """Nodes and devices of one; the least that the degrees take where nothing says."""
-    model_devices = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if not per_node:
         per_node = min(DEFAULT_NODE, model_devices) if not nodes else DEFAULT_NODE
         assumed.append(f"nodes have {per_node} devices, since no launcher says (--gpus-per-node)")
@@ -146,28 +135,38 @@ def _chunks(values: Mapping[str, Any], pp: int) -> tuple[tuple[int, ...], int]:
                 f"layers in all, for {pp} stages and {layers} layers"
             )
         return () if len(set(counts)) == 1 else counts, len(counts) // pp
-    chunks = values["num_virtual_stages_per_pipeline_rank"] or 1
-    each = values["num_layers_per_virtual_pipeline_stage"]
-    if each:
-        if layers % (pp * each):
-            raise SettingsError(
-                f"--num-layers-per-virtual-pipeline-stage {each}: {pp} stages with chunks of "
-                f"{each} layers do not divide {layers} layers"
-            )
-        chunks = layers // (pp * each)
+    if listed := values.get("num_layer_list"):
+        counts = tuple(int(count) for count in re.findall(r"[0-9]{1,6}", listed))
+        if len(counts) != pp or sum(counts) != layers:
+            raise SettingsError(f"--num-layer-list {listed}: {pp} stages have {layers} layers")
+        return counts, 1
     first, last = (values[f"decoder_{end}_pipeline_num_layers"] for end in ("first", "last"))
-    if first is None and last is None:
-        return (), chunks
+    if values.get("standalone_embedding_stage"):
+        first = 0
     ends = [end for end in (first, last) if end is not None]
-    inner, rest = pp - len(ends), layers - sum(ends)
-    if (inner and rest % inner) or rest < 0 or any(end % chunks for end in ends):
+    spared = [bool(values[f"account_for_{end}_in_pipeline_split"]) for end in ("embedding", "loss")]
+    inner, rest = pp - len(ends), layers - sum(ends) if ends else layers + sum(spared)
+    each = rest // inner if inner > 0 else 0
+    chunks = values["num_virtual_stages_per_pipeline_rank"] or 1
+    if in_chunk := values["num_layers_per_virtual_pipeline_stage"]:
+        chunks = max(each // in_chunk, 1)
+        each = chunks * in_chunk
+    if pp == 1:
+        return (), 1
+    if rest < 0 or rest != inner * each or any(stage % chunks for stage in (*ends, each)):
         raise SettingsError(
-            f"--decoder-first- and --decoder-last-pipeline-num-layers leave {rest} of {layers} "
-            f"layers for {inner} stages, which do not divide them"
+            f"--num-layers {layers}: Megatron-LM does not divide {rest} layers over {inner} stages "
+            f"of {chunks} chunks; give --pipeline-model-parallel-layout, or the sizes of the ends "
+            f"with --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
         )
-    stages = [first, *[rest // inner] * inner, last] if inner else [first, last]
-    counts = tuple(stage // chunks for stage in stages if stage is not None) * chunks
-    return counts, chunks
+    stages = [each] * pp
+    stages[0] = each if first is None else first
+    stages[-1] = each if last is None else last
+    in_chunks = [stage // chunks for stage in stages] * chunks
+    if not ends:
+        in_chunks[0] -= spared[0]
+        in_chunks[-1] -= spared[1]
+    return () if len(set(in_chunks)) == 1 else tuple(in_chunks), chunks
 
 
 def _pipeline_pins(chunks: int, pp: int) -> dict[str, Any]:
@@ -183,12 +182,13 @@ def _other_pins(
     pins["recompute"] = _recompute(values, unplanned)
     if degrees["dp"] * degrees["cp"] > 1:
         split = values["use_distributed_optimizer"] or values["use_megatron_fsdp"]
-        pins["zero"] = int(bool(split or values["use_torch_fsdp2"]))
+        stage = values.get("zero_stage")
+        pins["zero"] = int(bool(split or values["use_torch_fsdp2"]) if stage is None else stage)
     if degrees["tp"] > 1:
         pins["sequence_parallel"] = bool(values["sequence_parallel"])
     if degrees["cp"] > 1:
         pins["ring"] = "p2p" in values["cp_comm_type"][0]
-    if values["optimizer_cpu_offload"]:
+    if values["optimizer_cpu_offload"] and values.get("optimizer_offload_fraction", 1):
         pins["offload"] = "optimizer"
     if values["num_experts"]:
         kind = values["moe_token_dispatcher_type"]
@@ -208,8 +208,6 @@ def _recompute(values: Mapping[str, Any], unplanned: list[str]) -> str:
     granularity = values["recompute_granularity"]
     if values["recompute_activations"]:
         granularity = "selective"
-    if values["checkpoint_activations"]:
-        granularity = "full"
     if granularity != "selective":
         grouped = granularity == "full" and values["recompute_method"] == "uniform"
         if grouped and (values["recompute_num_layers"] or 1) > 1:
@@ -254,20 +252,33 @@ def _software(values: Mapping[str, Any], degrees: Mapping[str, int]) -> dict[str
 
 
 def _training(values: Mapping[str, Any]) -> TrainingSpec:
-    rate = values["lr"] or TrainingSpec().learning_rate
+    """Optimizer and schedule; rates that the settings leave open are the defaults."""
+    usual = TrainingSpec()
+    rate = _rate(values, "lr", usual.learning_rate) or usual.learning_rate
+    least = _rate(values, "min_lr", 0.0)
     sgd = values["optimizer"] == "sgd"
-    decays = values["lr_decay_style"] == "cosine" and values["lr_decay_iters"]
+    steps = _rate(values, "lr_decay_iters", 0)
+    decays = _rate(values, "lr_decay_style", "linear") == "cosine" and steps > 0
     return TrainingSpec(
         optimizer="sgd" if sgd else "adamw",
         learning_rate=rate,
-        warmup_steps=values["lr_warmup_iters"] or 0,
-        decay_steps=values["lr_decay_iters"] if decays else 0,
-        final_fraction=round(values["min_lr"] / rate, 9),
-        beta1=values["adam_beta1"],
-        beta2=values["adam_beta2"],
-        epsilon=values["adam_eps"],
-        weight_decay=values["weight_decay"],
-        momentum=values["sgd_momentum"] if sgd else 0.0,
-        clip_norm=values["clip_grad"],
+        warmup_steps=_rate(values, "lr_warmup_iters", 0),
+        decay_steps=steps if decays else 0,
+        final_fraction=round(least / rate, 9),
+        beta1=_rate(values, "adam_beta1", usual.beta1),
+        beta2=_rate(values, "adam_beta2", usual.beta2),
+        epsilon=_rate(values, "adam_eps", usual.epsilon),
+        weight_decay=_rate(values, "weight_decay", usual.weight_decay),
+        momentum=_rate(values, "sgd_momentum", 0.0) if sgd else 0.0,
+        clip_norm=_rate(values, "clip_grad", usual.clip_norm),
         attention="unfused" if values["attention_backend"] == "unfused" else "flash",
     )
+
+
+def _rate(values: Mapping[str, Any], dest: str, usual: Any) -> Any:
+    """Value that no plan depends on; the usual one where it is none or cannot be read."""
+    try:
+        value = values[dest]
+    except SettingsError:
+        return usual
+    return usual if value is None else value

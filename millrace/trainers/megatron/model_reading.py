@@ -5,17 +5,30 @@ from re import fullmatch
 from typing import Any
 
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.catalogue import model_spec
 from millrace.trainers.megatron.layer_patterns import layer_pattern
 from millrace.trainers.megatron.model_values import DECODER, GPT
-from millrace.trainers.model_names import name_of, stated
+from millrace.trainers.model_names import alike, name_of, named_like, stated
 from millrace.trainers.trainer import SettingsError
 
+# Vocabularies of tokenizers that are always the same files.
+TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+ALIBI = 8.0  # the largest exponent of its slopes: Press et al., 2021
+# Sizes of which none is below one.
+SIZES = (
+    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings"),
+    *("ffn_hidden_size", "kv_channels", "num_query_groups", "num_experts", "moe_router_topk"),
+    *("moe_ffn_hidden_size", "micro_batch_size", "global_batch_size", "kv_lora_rank"),
+    *("make_vocab_size_divisible_by", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+)
 # Llama 3.1's stretched angles, all but their factor (megatron/core/models/common/embeddings/
 # rotary_pos_embedding.py, read 2026-11).
 _LLAMA3 = {"rope_low": 1.0, "rope_high": 4.0, "rope_original": 8192}
 
 
-def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec, list[str]]:
+def read_model(
+    values: Mapping[str, Any], name: str, tp: int, assumed: list[str]
+) -> tuple[ModelSpec, list[str]]:
     """Model that settings describe, and sentences about what of it has no place in a plan.
 
     Parameters
@@ -26,27 +39,31 @@ def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec
         Name of the model; empty: the catalogue's, where it has one of these sizes.
     tp : int
         Degree of tensor parallelism, by which Megatron divides the vocabulary.
+    assumed : list of str
+        Gets a sentence where the vocabulary is not given.
 
     Raises
     ------
     SettingsError
         A size is missing, or a pattern of layers cannot be read.
     """
-    for dest, option in (("num_layers", "--num-layers"), ("hidden_size", "--hidden-size")):
-        if not values[dest]:
+    for dest in SIZES[:4]:
+        option = f"--{dest.replace('_', '-')}"
+        if values[dest] is None:
             raise SettingsError(f"{option} is missing: it says how large the model is")
-    for dest in ("num_attention_heads", "seq_length"):
-        if not values[dest]:
-            option = f"--{dest.replace('_', '-')}"
-            raise SettingsError(f"{option} is missing: it says how large the model is")
+    for dest in SIZES:
+        size = values[dest]
+        if size is not None and size < 1:
+            raise SettingsError(f"--{dest.replace('_', '-')} {size}: expected 1 or more")
     notes: list[str] = []
-    learned = values["position_embedding_type"] == "learned_absolute"
+    form = _positions_of(values)
+    learned = form == "learned_absolute"
     plain = not (values["swiglu"] or values["quick_geglu"] or values["squared_relu"])
     simple = plain and values["normalization"] == "LayerNorm" and not values["num_experts"]
     grouped = values["group_query_attention"] or values["multi_latent_attention"]
     family = GPT if learned and simple and not grouped else DECODER
-    config = _read_gpt(values, notes) if family == GPT else _read_decoder(values, learned, notes)
-    config["vocab"] = _vocabulary(values, tp)
+    config = _read_gpt(values, notes) if family == GPT else _read_decoder(values, form, notes)
+    config["vocab"] = _vocabulary(values, tp) or _supposed(values, family, config, tp, assumed)
     spec = ModelSpec(
         name=name or name_of(family, config),
         family=family,
@@ -57,17 +74,35 @@ def read_model(values: Mapping[str, Any], name: str, tp: int) -> tuple[ModelSpec
     return spec, notes
 
 
-def _vocabulary(values: Mapping[str, Any], tp: int) -> int:
-    """Size of the vocabulary, padded as Megatron pads it."""
+def _vocabulary(values: Mapping[str, Any], tp: int, size: int = 0) -> int:
+    """Size of the vocabulary, padded as Megatron pads it; 0 where nothing says it."""
     if values["padded_vocab_size"]:
         return int(values["padded_vocab_size"])
-    if not values["vocab_size"]:
+    multiple = int(values["make_vocab_size_divisible_by"]) * tp
+    return -(-int(size or values["vocab_size"] or 0) // multiple) * multiple
+
+
+def _supposed(
+    values: Mapping[str, Any], family: str, config: Mapping[str, Any], tp: int, assumed: list[str]
+) -> int:
+    """Size of the vocabulary where the tokenizer's files say it: by its name, or by the model."""
+    try:
+        tokenizer = values.get("tokenizer_type") or "GPT2BPETokenizer"  # pretrain_gpt.py's own
+    except SettingsError:  # of a fork
+        tokenizer = ""
+    models = alike(family, {**config, "vocab": 1})
+    files = named_like(values.get("tokenizer_model") or "")
+    if files:
+        models = {files: int(model_spec(files).config["vocab"])}  # type: ignore[arg-type]
+    size = TOKENIZERS.get(tokenizer) or next(iter(models.values()), 0)
+    if not size:
         raise SettingsError(
             "--vocab-size is missing, and the tokenizer's files are not read: give it with "
             "--set vocab_size=N"
         )
-    multiple = int(values["make_vocab_size_divisible_by"]) * tp
-    return -(-int(values["vocab_size"]) // multiple) * multiple
+    cause = tokenizer if tokenizer in TOKENIZERS else f"{next(iter(models))} in the catalogue"
+    assumed.append(f"a vocabulary of {size:,}, as {cause} has (--set vocab_size=N)")
+    return _vocabulary(values, tp, size)
 
 
 def _precision(values: Mapping[str, Any]) -> str:
@@ -94,7 +129,7 @@ def _read_gpt(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) -> dict[str, Any]:
+def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dict[str, Any]:
     layers, hidden = values["num_layers"], values["hidden_size"]
     heads = values["num_attention_heads"]
     head_dim = values["kv_channels"] or hidden // heads
@@ -103,8 +138,10 @@ def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) ->
     activation = "silu" if values["swiglu"] else "relu" if values["squared_relu"] else "gelu"
     if values["squared_relu"]:
         notes.append("--squared-relu: planned as ReLU, whose costs are the same")
-    if learned:
-        notes.append("learned positions: planned without, a table of a few MiB")
+    if form in ("learned_absolute", "relative"):
+        notes.append(
+            f"{form.replace('_absolute', '')} positions: planned without, a table of a few MiB"
+        )
     usual_ffn = int(4 * hidden * 2 / 3) // 64 * 64 if values["swiglu"] else 4 * hidden
     config: dict[str, Any] = {
         "layers": layers,
@@ -128,7 +165,8 @@ def _read_decoder(values: Mapping[str, Any], learned: bool, notes: list[str]) ->
     if values["mtp_num_layers"]:
         config["mtp_loss"] = values["mtp_loss_scaling_factor"]
     config |= _read_attention(values, config)
-    config |= {} if learned else _read_positions(values, config)
+    config |= _read_positions(values, form, config)
+    config["alibi"] = ALIBI if values.get("alibi") else 0.0
     config |= _read_experts(values, layers, config["ffn_hidden"])
     bias = bool(values["add_bias_linear"])
     dense = not config.get("experts") or bool(config["dense_layers"])
@@ -162,9 +200,18 @@ def _read_attention(values: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     return read
 
 
-def _read_positions(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    form = values["position_embedding_type"]
-    if form == "none":
+def _positions_of(values: Mapping[str, Any]) -> str:
+    """Form of positions, as Megatron-LM's checks of its arguments leave it."""
+    form = str(values["position_embedding_type"])
+    if form == "learned_absolute" and values.get("use_rotary_position_embeddings"):
+        return "rope"
+    return "none" if form[0] == "l" and values.get("add_position_embedding") is False else form
+
+
+def _read_positions(
+    values: Mapping[str, Any], form: str, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    if form in ("none", "learned_absolute", "relative"):
         return {}
     latent = values["multi_latent_attention"]
     share = round(values["rotary_percent"] * config["head_dim"])
@@ -200,11 +247,14 @@ def _read_experts(values: Mapping[str, Any], layers: int, ffn_hidden: int) -> di
     listed = coefficients if isinstance(coefficients, list) else [coefficients]
     softmax = values["moe_router_score_function"] == "softmax"
     dense = [n for n, has in enumerate(pattern or ()) if not has]
+    dense = dense or list(range(values.get("dense_first") or 0))
+    width = values["moe_ffn_hidden_size"] or ffn_hidden
+    shared = width * (values.get("n_shared_experts") or 0)
     return {
         "experts": values["num_experts"],
         "experts_per_token": values["moe_router_topk"],
-        "expert_hidden": values["moe_ffn_hidden_size"] or ffn_hidden,
-        "shared_hidden": values["moe_shared_expert_intermediate_size"] or 0,
+        "expert_hidden": width,
+        "shared_hidden": values["moe_shared_expert_intermediate_size"] or shared,
         "ffn_hidden": ffn_hidden if dense else 0,
         "router": "softmax" if softmax else "sigmoid",
         "normalize_weights": not (softmax and values["moe_router_pre_softmax"])

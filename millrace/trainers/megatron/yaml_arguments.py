@@ -1,15 +1,30 @@
-"""Megatron's arguments in YAML: `--name: value` in a section, or Megatron-LM's own `--yaml-cfg`."""
+"""Arguments of Megatron in YAML: `--name: value` in a section, `--yaml-cfg`, Primus.
 
+A file of Primus names a preset for its model, another file, which is given too or is a model of the
+catalogue.
+"""
+
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
-import yaml
-
-from millrace.trainers.megatron.argument_table import defaults, given_values, is_option, kind_of
+from millrace.models.zoo.catalogue import model_spec
+from millrace.trainers.megatron.given_arguments import GivenArguments
+from millrace.trainers.megatron.model_values import model_values
+from millrace.trainers.model_names import named_like
 from millrace.trainers.trainer import SettingsError, SettingsSource
+from millrace.trainers.yaml_text import read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 DEPTH_MAX = 20
+ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]*")  # names of variables, in a section of their own
+VARIABLE = re.compile(r"\$\{(\w+)(?::-?([^{}]*))?\}|\$(\w+)")
+WORDS = {"": None, "null": None, "none": None, "true": True, "false": False}
+# What Primus sets where neither preset nor file says otherwise (primus/configs, read 2026-11).
+PRIMUS = {"bf16": True, "use_distributed_optimizer": True, "sequence_parallel": True}
+# Keys of Primus beside its modules.
+HEAD = ("work_group", "user_name", "exp_name", "workspace", "framework", "config", "model", "bases")
 
 
 def yaml_texts(source: SettingsSource) -> list[tuple[str, str]]:
@@ -17,52 +32,123 @@ def yaml_texts(source: SettingsSource) -> list[tuple[str, str]]:
     return [(name, text) for name, text in source.files.items() if name.endswith(SUFFIXES)]
 
 
-def yaml_values(name: str, text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Values that a YAML file gives, by destination, and its keys that are no arguments.
+def add_yaml(given: GivenArguments, source: SettingsSource, assumed: list[str]) -> list[str]:
+    """Add what YAML files give; returned are names of variables and of Primus' own keys.
 
     Keys are options (`--num-layers`) or destinations (`num_layers`), in sections or not.
+    `${NAME}` and `${NAME:default}` are the source's values.
 
     Parameters
     ----------
-    name : str
-        Name of the file, for a refusal.
-    text : str
-        Its text.
+    given : GivenArguments
+        Where they go.
+    source : SettingsSource
+        Its files.
+    assumed : list of str
+        Gets sentences about presets.
 
     Raises
     ------
     SettingsError
-        It is no YAML, or a value is of another kind than its argument's.
+        A file is no YAML, or names a preset that is neither given nor a model of the catalogue.
 
     Examples
     --------
-    >>> yaml_values("a.yaml", "{ENV_VARS: {A: 1}, MODEL_ARGS: {--num-layers: 2, --bf16: true}}")
-    ({'num_layers': 2, 'bf16': True}, ('A',))
+    >>> given = GivenArguments()
+    >>> text = "{ENV_VARS: {A: 1}, MODEL_ARGS: {--num-layers: '${L}', --bf16: 1}}"
+    >>> add_yaml(given, SettingsSource(files={"a.yaml": text}, values={"L": "2"}), [])
+    ['A']
+    >>> given["num_layers"], given["bf16"]
+    (2, True)
     """
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = "" if line is None else f", line {line + 1}"
-        raise SettingsError(f"`{name}`{where}: no YAML") from None
-    if not isinstance(document, dict):
-        raise SettingsError(f"`{name}`: expected arguments by name, in YAML")
-    values: dict[str, Any] = {}
+    documents = {
+        PurePath(name).name: read_yaml(text, f"`{name}`") for name, text in yaml_texts(source)
+    }
     others: list[str] = []
-    for key, value in _leaves(document, 0):
-        dest = key.replace("-", "_")
-        option = key if key.startswith("--") else f"--{key.replace('_', '-')}"
-        if value is None:
-            continue
-        if not key.startswith("--") and dest in defaults() and isinstance(value, bool):
-            values[dest] = value
-        elif is_option(option):
-            values |= given_values(_words(option, value))[0]
-        elif dest in defaults():
-            values[dest] = _checked(key, kind_of(dest), value)
-        else:
-            others.append(key)
-    return values, tuple(others)
+    presets: set[str] = set()
+    for document in documents.values():
+        for module in _modules(document):
+            for dest, value in PRIMUS.items():
+                given.add_pair(dest, value)
+            name = _filled(module.get("model"), source.values)
+            presets |= _add_preset(given, str(name), documents, source, assumed) if name else set()
+    for name, document in documents.items():
+        for key, value in () if name in presets else _leaves(document, 0):
+            if key in HEAD or ENVIRONMENT.fullmatch(key):
+                others.append(key)
+            else:
+                given.add_pair(key, _filled(value, source.values))
+    return others
+
+
+def _modules(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the modules of a file of Primus."""
+    modules = document.get("modules")
+    for module in modules.values() if isinstance(modules, dict) else ():
+        if isinstance(module, dict) and "overrides" in module:
+            if module.get("framework", "megatron") != "megatron":
+                raise SettingsError(
+                    f"framework: {module['framework']}: of Primus only Megatron's files are read; "
+                    f"give the settings that {module['framework']} takes itself"
+                )
+            yield module
+
+
+def _add_preset(
+    given: GivenArguments,
+    name: str,
+    documents: Mapping[str, Mapping[str, Any]],
+    source: SettingsSource,
+    assumed: list[str],
+) -> set[str]:
+    """Add what a preset gives; returned are the files that it is made of."""
+    model = named_like(name)
+    files = list(_bases(name, documents))
+    if not files and model is not None:
+        values, _ = model_values(model_spec(model, precision="bf16"), 1)
+        for dest in ("seq_length", "padded_vocab_size"):
+            del values[dest]
+        for dest, value in values.items():
+            given.add_pair(dest, value)
+        assumed.append(f"{name} is {model}, with what Primus sets: {', '.join(PRIMUS)}")
+    elif not files:
+        raise SettingsError(
+            f"model: {name}: this preset of Primus is not given; give its file too, with those "
+            f"that its `bases` name, or a name of the catalogue (`millrace models`)"
+        )
+    for file in files:
+        for key, value in documents[file].items():
+            if key not in HEAD:
+                given.add_pair(key, _filled(value, source.values))
+    return {*files}
+
+
+def _bases(name: str, documents: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield names of a preset's files, the first first; none where one is not given."""
+    chain, pending = list[str](), [name]
+    while pending:
+        file = PurePath(pending.pop()).name
+        if file not in documents or len(chain) > DEPTH_MAX:
+            return
+        chain.append(file)
+        bases = documents[file].get("bases") or []
+        pending += [str(base) for base in bases] if isinstance(bases, list) else [str(bases)]
+    yield from reversed(chain)
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    """Value with its variables filled in, as far as they are given or have a default."""
+    if isinstance(value, list):
+        return [_filled(item, values) for item in value]
+    if not isinstance(value, str) or "$" not in value:
+        return value
+
+    def named(hit: re.Match[str]) -> str:
+        name, default = hit[1] or hit[3], hit[2]
+        return str(values.get(name, hit[0] if default is None else default))
+
+    text = VARIABLE.sub(named, value)
+    return text if text == value else WORDS.get(text.strip().lower(), text)
 
 
 def _leaves(document: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
@@ -74,19 +160,3 @@ def _leaves(document: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]
             yield from _leaves(value, depth + 1)
         else:
             yield str(key), value
-
-
-def _words(option: str, value: Any) -> list[str]:
-    """Words of a command line that says the same."""
-    if isinstance(value, bool):
-        return [option] if value else []
-    if isinstance(value, list):
-        return [option, *map(str, value)]
-    return [option, str(value)]
-
-
-def _checked(key: str, kind: str, value: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in ("int", "float") and not number:
-        raise SettingsError(f"{key}: {value}: expected a number")
-    return value

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from millrace.trainers.name_lists import listed
 from millrace.trainers.trainer import SettingsError
 
 ROOT = "Config"
@@ -38,6 +37,9 @@ class SettingNames(msgspec.Struct, frozen=True, kw_only=True):
     older: dict[str, dict[str, SettingRow]]
 
 
+NEAR = 0.65  # ratio from which a name is taken for a slip of another
+
+
 @cache
 def settings_table() -> SettingNames:
     """Table that is committed beside this file."""
@@ -45,8 +47,10 @@ def settings_table() -> SettingNames:
     return msgspec.json.decode(file.read_bytes(), type=SettingNames)
 
 
-def check_names(document: Mapping[str, Any], where: str) -> None:
-    """Refuse a setting that no version has.
+def unread_names(
+    document: Mapping[str, Any], where: str, left_out: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
+    """Names of settings that no version has, by their paths; one that is nearly another is refused.
 
     Parameters
     ----------
@@ -54,16 +58,24 @@ def check_names(document: Mapping[str, Any], where: str) -> None:
         The settings, as decoded.
     where : str
         Name of the file, for messages.
+    left_out : frozenset of str
+        Names that are not refused.
 
     Raises
     ------
     SettingsError
         Names the setting, and the nearest.
     """
+    unread: list[str] = []
     for path, name, names in _unknown(document, (ROOT,), ""):
-        close = get_close_matches(name, names, n=1)
-        hint = f"did you mean `{close[0]}`?" if close else f"there are {listed(sorted(names))}"
-        raise SettingsError(f"{where}: nanotron has no setting `{path}{name}`; {hint}")
+        close = [] if name in left_out else get_close_matches(name, names, n=1, cutoff=NEAR)
+        if close:
+            raise SettingsError(
+                f"{where}: nanotron has no setting `{path}{name}`; did you mean `{close[0]}`? If "
+                f"not, go on without it by --ignore {name}"
+            )
+        unread += [] if name in left_out else [f"{path}{name}"]
+    return tuple(unread)
 
 
 def model_class(settings: Mapping[str, Any]) -> str:

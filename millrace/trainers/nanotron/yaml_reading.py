@@ -1,6 +1,7 @@
 """Reading a job from nanotron's YAML, and from the command that starts it."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from millrace.planner.search import Pins
 from millrace.trainers.header import read_header
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.nanotron.model_configs import FLASH, RINGS, STD, decoder_of
-from millrace.trainers.nanotron.setting_names import check_names
+from millrace.trainers.nanotron.setting_names import unread_names
 from millrace.trainers.nanotron.stage_layers import stage_layers
 from millrace.trainers.nanotron.yaml_writing import DTYPES, ENGINES, NAME, OVERLAP
 from millrace.trainers.scripts.launched import launches
@@ -53,9 +54,9 @@ def read_settings(source: SettingsSource) -> ReadSettings:
     )
     where = f"`{name}`" if name else "the configuration"
     document = read_yaml(text, where)
-    check_names(document, where)
+    unread = unread_names(document, where, source.left_out)
     try:
-        return _read(document, where, source)
+        return replace(_read(document, where, source), unread=unread)
     except ModelError as error:
         raise SettingsError(str(error)) from None
 

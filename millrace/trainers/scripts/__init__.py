@@ -1,5 +1,5 @@
-"""Scripts: what shell scripts and command lines would start, worked out and never run.
+"""Scripts: programs that shell scripts and command lines come to, in a sandbox that starts nothing.
 
-In comes the text of a script, out come the words of every command that it reaches. Read
-`shell_script.py` first, then `launched.py` (nodes and devices of a launcher's words).
+In come the files of a source, out come the programs that would be launched, with their arguments.
+Read `sandbox.py` first, then `launched.py` (nodes and devices of a launcher's words).
 """

@@ -14,8 +14,8 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.search import Pins
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
-from millrace.trainers.megatron.argument_table import argument_table, given_values
-from millrace.trainers.trainer import SettingsError, SettingsSource
+from millrace.trainers.megatron.given_arguments import GivenArguments
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 from tests.millrace.trainers.trained_jobs import llamas, plain, read_back
 
 MODELS = ("llama3-8b", "gpt3-1.3b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b")
@@ -31,12 +31,15 @@ def job(model: ModelSpec, **pins: object) -> TrainingJob:
     further = {"schedule": "1f1b", "interleave": 1, "zero": 1, "sequence_parallel": True}
     if model.config.get("experts"):
         further |= {"ep": 4, "etp": 1, "dispatcher": "alltoall", "expert_overlap": False}
+    layers, stages = int(model.config["layers"]), 2
+    uneven = (layers - layers // stages, layers // stages) if layers % stages else ()
     return TrainingJob(
         model=model,
         training=TrainingSpec(),
         global_batch=64,
         nodes=2,
         devices_per_node=8,
+        chunk_layers=uneven,
         pins=Pins.of({**degrees, **further, **pins}),
         framework="megatron-core",
         cluster="h100:8x2",
@@ -77,9 +80,6 @@ def test_models_of_the_catalogue_come_back(name):
 def test_jobs_come_back(model, pins):
     config = {**model.config, "activation": "silu"}
     there = job(changed(model, config=config), **pins)
-    if model.config["layers"] % 2:
-        layers = int(model.config["layers"])
-        there = replace(there, chunk_layers=(layers // 2 + 1, layers // 2))
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
 
 
@@ -132,9 +132,9 @@ def test_a_model_that_it_cannot_train_is_refused():
 def test_every_written_argument_is_one_of_the_parser():
     for name in ("llama3-8b", "gpt3-1.3b"):
         written = MEGATRON_CORE.write(job(model_spec(name, precision="fp8")))
-        values, gone = given_values(written.arguments)
-        assert not gone
-        assert values["tensor_model_parallel_size"] == 2
+        given = GivenArguments()
+        given.add_words(written.arguments)
+        assert (given["tensor_model_parallel_size"], given.unread) == (2, [])
 
 
 def test_a_script_is_worked_out_and_not_run(tmp_path):
@@ -163,14 +163,19 @@ def test_names_of_the_catalogue_are_found_by_their_sizes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--num-layerz 3", "did you mean --num-layers"),
+        ("--num-layers 25 --pipeline-model-parallel-size 2", "not divide 25 layers over 2 stages"),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
+            "of 2 chunks",
+        ),
+        ("--num-layers -24", "--num-layers -24: expected 1 or more"),
+        ("--num-layerz 3", "did you mean --num-layers.*--ignore num-layerz"),
         ("--num-layers x", "--num-layers x: expected a whole number"),
         ("--num-layers", "--num-layers: expected a value"),
-        ("--tensor-model-parallel-size $TP", "--set TP=VALUE"),
-        ("--position-embedding-type rotary", "expected one of learned_absolute"),
+        ("--position-embedding-type spiral", "expected one of learned_absolute"),
         ("--tensor-model-parallel-size 3", "does not divide"),
         ("--global-batch-size 30", "do not divide it"),
-        ("--num-experts 8 --expert-model-parallel-size 16", "--expert-model-parallel-size 16"),
+        ("--num-experts 8 --expert-model-parallel-size 3", "--expert-model-parallel-size 3"),
         ("--num-experts 8 --moe-layer-freq [0,2]", "--moe-layer-freq"),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Etq|tL", "`q` is no"),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|tL", "24 layers"),
@@ -181,10 +186,135 @@ def test_what_cannot_be_understood_is_named(words, message):
         read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} {words}")
 
 
+def test_layers_lie_in_stages_as_megatron_lays_them():
+    """Without the embedding's and the loss's part where they are counted, or as the ends say."""
+    both = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    ends = "--decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 3"
+    cases = {
+        f"--num-layers 30 {both}": (7, 8, 8, 7),
+        "--num-layers 31 --account-for-loss-in-pipeline-split": (8, 8, 8, 7),
+        f"--num-layers 28 {ends}": (5, 10, 10, 3),
+        f"--num-layers 30 {both} --num-layers-per-virtual-pipeline-stage 4": (3, *[4] * 6, 3),
+        "--num-layers 32": (),
+    }
+    for words, layers in cases.items():
+        text = f"torchrun --nproc-per-node 8 x.py {SIZES} --pipeline-model-parallel-size 4 {words}"
+        assert read(text).chunk_layers == layers, words
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "pretrain_t5.py", "multimodal/train.py"])
+def test_programs_that_train_other_models_are_refused(program):
+    with pytest.raises(SettingsError, match=rf"{Path(program).name} trains another model"):
+        read(f"torchrun --nproc-per-node 8 examples/{program} {SIZES}")
+    assert read(f"torchrun --nproc-per-node 8 /vision/pretrain_gpt.py {SIZES}").model.name
+
+
 def test_arguments_of_earlier_versions_are_read():
     read_job = read(f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --layernorm-epsilon 1e-6")
     assert read_job.model.config["epsilon"] == 1e-6
-    assert "--data-impl" in argument_table().earlier
+
+
+def settings_of(words: str, left_out: tuple[str, ...] = (), **values: str) -> ReadSettings:
+    text = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} {words}"
+    source = SettingsSource(files={"": text}, values=values, left_out=frozenset(left_out))
+    return MEGATRON_CORE.read(source)
+
+
+def test_arguments_of_other_years_and_forks_say_what_they_meant():
+    """The release is named, and what it does where nothing is said is planned."""
+    old = settings_of("--DDP-impl local --checkpoint-activations --checkpoint-num-layers 2")
+    assert (old.job.framework, old.job.training.attention) == ("megatron-2022", "unfused")
+    assert old.job.pins.recompute == "full"
+    assert "read as Megatron-LM of 2021, the last year that has --checkpoint" in old.assumed[0]
+    assert old.ignored == ("--DDP-impl",)
+    flash = settings_of("--DDP-impl local --use-flash-attn")
+    assert (flash.job.framework, flash.job.training.attention) == ("megatron-core", "flash")
+    mixed = settings_of("--layernorm-epsilon 1e-6 --moe-router-dtype fp32")
+    assert mixed.job.training.attention == "flash"
+    forked = settings_of("--deepspeed --zero-stage 1 --num_key_value_heads 4 --use-flash-attn-v2")
+    assert (forked.job.framework, str(forked.job.pins.zero)) == ("megatron-deepspeed", "1")
+    assert forked.job.model.config["kv_heads"] == 4
+    assert forked.job.training.attention == "flash"
+    every_second = settings_of("--deepspeed_config x.json --num-experts 4").job.model.config
+    assert every_second["dense_layers"] == tuple(range(1, 24, 2))
+    assert every_second["experts_per_token"] == 1
+    spread = settings_of(
+        "--num-layer-list 11,13 --pipeline-model-parallel-size 2 --num-experts 8 "
+        "--n-shared-experts 2 --first-k-dense-replace 3 --moe-ffn-hidden-size 64"
+    )
+    assert spread.job.chunk_layers == (11, 13)
+    assert spread.job.model.config["shared_hidden"] == 128
+    assert spread.job.model.config["dense_layers"] == (0, 1, 2)
+    alibi = settings_of("--position-embedding-type alibi --glu-activation swiglu")
+    assert alibi.job.model.config["alibi"] == 8
+    assert alibi.job.model.config.get("gated", True)
+
+
+def test_what_has_no_influence_is_not_checked():
+    """Nor is a rate that is open; what no release has is named, what is left out is not read."""
+    words = (
+        "--tokenizer-type Mine --lr $5 --lr-decay-style 1-sqrt --save-interval $N 3 --my-own 1 2"
+    )
+    free = settings_of(words, tokenizer_model="/x", distributed_backend="gloo2")
+    names = {"--tokenizer-type", "--lr", "--lr-decay-style", "--save-interval"}
+    assert names | {"--tokenizer-model", "--distributed-backend"} == {*free.ignored}
+    assert free.unread == ("--my-own",)
+    assert free.job == settings_of("").job
+    assert settings_of("--rotary-base x --num-layerz 3", ("num-layerz",)).unread == ()
+    with pytest.raises(SettingsError, match=r"--set TP: neither .* nor a variable"):
+        settings_of("", TP="2")
+    assert (
+        settings_of("", sequence_parallel="true", tensor_model_parallel_size="2").job.pins.tp == 2
+    )
+
+
+def test_what_a_plan_has_no_place_for_is_said_or_refused():
+    said = {
+        "--optimizer dist_muon": "planned as AdamW",
+        "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype fp8 "
+        "--exp-avg-sq-dtype fp8": "8 bytes a parameter fewer",
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5": "planned with all of",
+        "--distribute-saved-activations": "split among tensor parallel ranks",
+        "--use-megatron-fsdp": "its FSDP",
+        "--no-bias-gelu-fusion": "not fused",
+    }
+    for words, sentence in said.items():
+        free = settings_of(words)
+        assert [sentence in text for text in free.unplanned] == [True], words
+        assert not free.ignored, words
+    for words in ("--lora-rank 8", "--hybrid-override-pattern M*M*"):
+        with pytest.raises(SettingsError, match="--ignore"):
+            settings_of(words)
+        assert settings_of(words, (words.split()[0].strip("-"),)).job == settings_of("").job
+    latent = settings_of("--o-lora-rank 8")
+    assert latent.unread == ("--o-lora-rank",)
+
+
+def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
+    """By its kind, by its files where a model's, or by the model's sizes; else asked for."""
+    sizes = SIZES.replace("--vocab-size 50257", "--tensor-model-parallel-size 2")
+    widths = sizes.replace("2048 --max", "512 --max").replace("-size 2048", "-size 1152")
+    tokenizer = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model"
+    vocabularies = {
+        sizes: 50432,
+        f"{widths} --tokenizer-type Llama2Tokenizer": 32000,
+        f"{widths} {tokenizer} deepseek-ai/DeepSeek-V3": 129280,
+        f"{sizes} {tokenizer} mine": 50432,
+    }
+    for words, vocabulary in vocabularies.items():
+        settings_read = MEGATRON_CORE.read(SettingsSource(files={"": f"x.py {words}"}, values={}))
+        assert settings_read.job.model.config["vocab"] == vocabulary, words
+        assert "a vocabulary of" in " ".join(settings_read.assumed)
+    with pytest.raises(SettingsError, match="--set vocab_size=N"):
+        read(f"x.py {widths} {tokenizer} mine")
+
+
+def test_rotary_positions_have_two_arguments():
+    for words in ("--use-rotary-position-embeddings", "--position-embedding-type rotary"):
+        config = read(f"torchrun --nproc-per-node 8 x.py {SIZES} {words}").model.config
+        assert config["rotary_dims"] == 128
+    none = settings_of("--no-position-embedding")
+    assert none.job.model.config.get("rotary_dims", 0) == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -225,7 +355,8 @@ def test_a_recipe_of_bridge_with_overrides_is_a_job():
         ("--recipe llama3_8b_pretrian_config", "did you mean llama3_8b_pretrain_config"),
         ("model.tensor_model_parallel_sizes=2", "did you mean model.tensor_model_parallel_size"),
         ("train.micro_batch_size=two", "train.micro_batch_size=two: expected a number"),
-        ("train.micro_batch_size=$MBS", "--set MBS=VALUE"),
+        ("train.micro_batch_size=$MBS", "train.micro_batch_size=: expected a number"),
+        ("--peft_scheme lora", "--ignore peft_scheme"),
     ],
 )
 def test_what_bridge_would_not_take_is_named(words, message):
@@ -268,11 +399,58 @@ def test_arguments_in_yaml_are_a_job(text):
     assert read_job.pins.sequence_parallel
 
 
+def test_variables_flags_and_empty_lists_of_yaml_are_read():
+    text = SECTIONS.replace("micro-batch-size: 4", "micro-batch-size: ${MBS}")
+    text = text.replace("-size: 2\n", "-size: ${TP:2}\n").replace("parallel: true", "parallel: 1")
+    text += "  high_priority_stream_groups: []\n  --my-own: 2\n"
+    source = SettingsSource(files={"gpt.yaml": text}, values={"MBS": "4"}, devices_per_node=8)
+    settings_read = MEGATRON_CORE.read(source)
+    pins = settings_read.job.pins
+    assert (pins.tp, pins.micro_batch, pins.sequence_parallel) == (2, 4, True)
+    assert (settings_read.ignored, settings_read.unread) == (
+        ("CUDA_DEVICE_MAX_CONNECTIONS",),
+        ("--my-own",),
+    )
+    open_source = SettingsSource(files={"gpt.yaml": text}, values={})
+    with pytest.raises(SettingsError, match="--set MBS=VALUE"):
+        MEGATRON_CORE.read(open_source)
+
+
+PRIMUS = """
+work_group: ${TEAM:amd}
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${MODEL:llama2_7B}.yaml
+    overrides: {micro_batch_size: 1, global_batch_size: 64, seq_length: 4096, num_layers: 16,
+      train_data_path: null, tensor_model_parallel_size: "${TP:1}"}
+"""
+
+
+def test_a_preset_of_primus_is_a_file_or_a_model_of_the_catalogue():
+    def primus(values: dict[str, str], **files: str) -> ReadSettings:
+        texts = {"run.yaml": PRIMUS, **{f"{name}.yaml": text for name, text in files.items()}}
+        return MEGATRON_CORE.read(SettingsSource(files=texts, values=values, devices_per_node=8))
+
+    named = primus({"TP": "2"})
+    config = named.job.model.config
+    assert (config["hidden"], config["layers"], named.job.model.precision) == (4096, 16, "bf16")
+    assert (str(named.job.pins.zero), named.job.pins.sequence_parallel) == ("1", True)
+    assert "llama2_7B.yaml is llama2-7b" in named.assumed[0]
+    base = "{hidden_size: 512, num_attention_heads: 8, vocab_size: 32000, swiglu: true}"
+    files = {"base": base, "mine": "{bases: [base.yaml], hidden_size: 1024, num_layers: 4}"}
+    preset = primus({"MODEL": "mine"}, **files).job.model.config
+    assert (preset["hidden"], preset["heads"], preset["layers"]) == (1024, 8, 16)
+    with pytest.raises(SettingsError, match=r"mine\.yaml: this preset of Primus is not given"):
+        primus({"MODEL": "mine"}, mine=files["mine"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("num_attention_heads: [", "no YAML"),
-        ("- num_attention_heads: 1", "expected arguments by name"),
+        ("- num_attention_heads: 1", "holds no mapping"),
         ("num_layers: two\nnum_attention_heads: 1", "expected a whole number"),
     ],
 )

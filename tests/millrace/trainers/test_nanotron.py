@@ -222,6 +222,14 @@ def test_the_settings_of_the_release_are_read_too():
     assert any("tp_linear_async_communication" in said for said in back.unplanned)
 
 
+def test_settings_that_no_version_has_are_named_and_left_out():
+    text = OLDER.replace("{dp: 2,", "{dp: 2, tp_mod: 2,") + "doremi: {alpha: 1}\n"
+    source = SettingsSource(files={"tiny.yaml": text}, values={}, left_out=frozenset(["tp_mod"]))
+    assert NANOTRON.read(source).unread == ("doremi",)
+    with pytest.raises(SettingsError, match="--ignore tp_mod"):
+        NANOTRON.read(SettingsSource(files={"tiny.yaml": text}, values={}))
+
+
 @pytest.mark.parametrize(
     ("change", "cause"),
     [

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import FAMILIES
 from millrace.planner.search import Pins
+from millrace.trainers.catalogue import trainer_of
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.trainer import ReadSettings, SettingsSource, Trainer, WrittenSettings
 
@@ -21,7 +22,7 @@ def source(written: WrittenSettings, **values: str) -> SettingsSource:
 def read_back(trainer: Trainer, job: TrainingJob) -> ReadSettings:
     """Job that a trainer reads of what it wrote, by the trainer that recognizes it."""
     settings = source(trainer.write(job))
-    assert trainer.recognizes(settings)
+    assert trainer_of(settings) is trainer
     return trainer.read(settings)
 
 

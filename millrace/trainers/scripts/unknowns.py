@@ -1,0 +1,127 @@
+"""Unknowns of scripts: what was not set, not given or not reached, where it decides a job."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from posixpath import basename
+
+from millrace.trainers.scripts.launched import launches, main_launch, script_runs
+from millrace.trainers.scripts.sandbox import TYPED
+from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
+
+Reader = Callable[[SettingsSource], ReadSettings]
+NAMES_MAX = 30  # variables that are tried out, and names that a sentence lists
+TRIED = "1"  # what a variable is set to, to see whether it decides anything
+
+
+def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
+    """Job of a source, with sentences about what its scripts left open and decides it.
+
+    Parameters
+    ----------
+    read : callable
+        As `Trainer.read`.
+    source : SettingsSource
+        Scripts and documents.
+
+    Raises
+    ------
+    SettingsError
+        As `read` does; names the variables that the scripts leave open.
+    """
+    try:
+        settings = read(source)
+    except SettingsError as error:
+        unset = [name for name in _unset(source) if _complaint(read, source, name) != str(error)]
+        if not unset:
+            raise
+        shown = ", ".join(map(_shown, unset))
+        raise SettingsError(
+            f"{error}; the script does not set {shown}: --set {unset[0]}=VALUE"
+        ) from None
+    sentences = (*_open(read, source, settings), *_unread(source), *_unused(read, source, settings))
+    return replace(settings, assumed=(*settings.assumed, *sentences))
+
+
+def _shown(name: str) -> str:
+    return f"${name}" if name.isdigit() else name
+
+
+def _unset(source: SettingsSource) -> list[str]:
+    names = dict.fromkeys(name for run in script_runs(source).values() for name in run.unset)
+    return list(names)[:NAMES_MAX]
+
+
+def _complaint(read: Reader, source: SettingsSource, name: str) -> str:
+    """Refusal of a source in which a variable is set; empty where it is read."""
+    try:
+        read(replace(source, values={**source.values, name: TRIED}))
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def _decides(
+    read: Reader, source: SettingsSource, settings: ReadSettings, values: Mapping[str, str]
+) -> bool:
+    """True if a job is another, or none, with other variables."""
+    try:
+        other = read(replace(source, values=values))
+    except SettingsError:
+        return True
+    compared = [(each.job, each.unplanned, each.unread) for each in (other, settings)]
+    return compared[0] != compared[1]
+
+
+def _open(read: Reader, source: SettingsSource, settings: ReadSettings) -> Iterator[str]:
+    """Yield a sentence about variables that are taken as empty and decide something."""
+    names = [
+        name
+        for name in _unset(source)
+        if _decides(read, source, settings, {**source.values, name: TRIED})
+    ]
+    if names:
+        yield (
+            f"not set in the script, and taken as empty or as on one node: "
+            f"{', '.join(map(_shown, names))} (--set {names[0]}=VALUE)"
+        )
+
+
+def _unread(source: SettingsSource) -> Iterator[str]:
+    """Yield sentences about files and launches that were not read."""
+    programs = launches(source)
+    chosen = main_launch(programs)
+    for name, run in script_runs(source).items():
+        shown = "the command line" if name == TYPED else name
+        reached = [launch for launch in programs if launch.script == name]
+        if not reached and name != TYPED:
+            yield f"{shown} starts no program: nothing in it was read"
+        if reached and run.went_on:
+            yield f"{shown} stops before it starts a program, and was read as if it went on"
+        if run.missing:
+            listed = ", ".join(run.missing[:NAMES_MAX])
+            yield f"{shown} reads files that were not given: {listed}"
+        if run.silent:
+            yield f"{shown} takes the output of {', '.join(run.silent)}, which is not known: empty"
+    others = {
+        launch.arguments
+        for launch in programs
+        if chosen and basename(launch.program) == basename(chosen.program)
+    }
+    if chosen is not None and len(others) > 1:
+        yield (
+            f"{chosen.program} is started {len(others)} times with other arguments: the first "
+            f"start with the most of them is read"
+        )
+
+
+def _unused(read: Reader, source: SettingsSource, settings: ReadSettings) -> Iterator[str]:
+    """Yield sentences about values of `--set` that change nothing."""
+    for name in source.values:
+        others = {key: value for key, value in source.values.items() if key != name}
+        if _decides(read, source, settings, others):
+            continue
+        if name not in " ".join((*settings.ignored, *settings.unread)).replace("-", "_"):
+            yield (
+                f"--set {name}={source.values[name]} changes nothing: no setting or variable has "
+                f"this name, or it has this value already, or the script sets it after that"
+            )
