@@ -320,7 +320,19 @@ def _near_key(wrong: str, kind: object) -> str:
     keys: set[str] = set()
     _collect_keys(kind, keys, set())
     close = get_close_matches(unknown[1], sorted(keys), n=1)
+    if close == [unknown[1]]:
+        return f"; `{close[0]}` belongs under {' or '.join(_places(kind, close[0]))}"
     return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _places(kind: object, key: str) -> list[str]:
+    """Keys of a type of document, in brackets, whose values have a key."""
+    places = []
+    for field in msgspec.structs.fields(kind):  # type: ignore[arg-type]
+        keys: set[str] = set()
+        _collect_keys(field.type, keys, set())
+        places += [f"[{field.name}]"] if key in keys else []
+    return places
 
 
 def _collect_keys(kind: object, keys: set[str], seen: set[object]) -> None:

@@ -85,12 +85,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 14_901,
-    "planner": 21_452,
+    "models": 14_910,
+    "planner": 21_472,
     "simulator": 3_322,
     "executor": 26_353,
-    "millrace": 25_332,
-    "tests": 50_719,
+    "millrace": 25_355,
+    "tests": 50_733,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -21,7 +21,7 @@ from millrace.models.zoo.catalogue import (
 _LOOSE = ("init_std", "token_std", "epsilon", "positions", "vocab", "capacity_factor", "rope_base")
 _LOOSE_TOO = ("balance_loss", "mtp_layers", "mtp_loss", "normalize_weights", "ffn_hidden")
 # Ends of names of a hub that tell models of one size apart by their training alone.
-_VARIANTS = r"instruct|base|chat|hf|it|pt|sft|dpo|thinking|v0\.[1-3]|2507|bf16"
+_VARIANTS = r"instruct|base|chat|hf|it|pt|sft|dpo|thinking|v0\.[1-3]|2507|bf16|deduped|\d+k"
 # Later models of the sizes of earlier ones.
 _LATER = {"qwen2.5": "qwen2", "llama3.3": "llama3.1"}
 LANGUAGE = ("decoder", "gpt")

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,7 +37,8 @@ BYTES_MAX = 2**20
 class NodesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes of one kind: `device` is a table, or the name of a catalogue entry to start from.
 
-    A link is a table, or a fabric as `network` reads it.
+    A link is a table, or a fabric as `network` reads it. `changes` are fields in which the device
+    is another than the catalogue's.
     """
 
     device: Device | str
@@ -47,6 +49,7 @@ class NodesTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     islands: Islands | None = None
     torus: Torus | None = None
     host: HostMemory | None = None
+    changes: dict[str, Any] = {}
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +65,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     islands: Islands | None = None
     torus: Torus | None = None
     host: HostMemory | None = None
+    changes: dict[str, Any] = {}
     cores_per_node: int | None = None
     leaves: Leaves | None = None
     software: Software | str = Software()
@@ -178,7 +182,15 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:
-    entry = decode_toml(text, ClusterFile, where, ClusterError)
+    try:
+        entry = decode_toml(text, ClusterFile, where, ClusterError)
+    except ClusterError as error:
+        fields = (f"unknown field `{field}`" for field in Device.__struct_fields__)
+        if not any(field in str(error) for field in fields):
+            raise
+        raise ClusterError(
+            f"{error}; what a device of the catalogue has otherwise is written under [changes]"
+        ) from None
     kinds = [_nodes(nodes, f"{where}, groups[{i}]") for i, nodes in enumerate(entry.groups)]
     if entry.device is not None:
         if kinds:
@@ -228,7 +240,17 @@ def _in_place(entry: ClusterFile, device: Device | str) -> NodesTable:
         islands=entry.islands,
         torus=entry.torus,
         host=entry.host,
+        changes=entry.changes,
     )
+
+
+def _changed(device: Device, changes: dict[str, Any], where: str) -> Device:
+    """Device of the catalogue with other values in some fields."""
+    fields = msgspec.to_builtins(device) | changes
+    try:
+        return msgspec.convert(fields, Device) if changes else device
+    except msgspec.ValidationError as error:
+        raise ClusterError(f"{where}, changes: {error}") from None
 
 
 def _nodes(nodes: NodesTable, where: str) -> NodeGroup:
@@ -239,6 +261,8 @@ def _nodes(nodes: NodesTable, where: str) -> NodeGroup:
                 f"{where}: a device of its own needs `devices_per_node`, `intra_node` and "
                 f"`inter_node`"
             )
+        if nodes.changes:
+            raise ClusterError(f"{where}: `changes` are to a device that the catalogue has by name")
         per_node = nodes.devices_per_node
         return NodeGroup(
             device=nodes.device,
@@ -255,7 +279,7 @@ def _nodes(nodes: NodesTable, where: str) -> NodeGroup:
         base = resized(base, nodes.devices_per_node)
     per_node = base.devices_per_node
     return NodeGroup(
-        device=base.device,
+        device=_changed(base.device, nodes.changes, where),
         devices_per_node=per_node,
         nodes=nodes.nodes,
         intra_node=_link(nodes.intra_node or base.intra_node, per_node, f"{where}, intra_node"),

@@ -255,6 +255,11 @@ A100, B200 = 'device = "a100-sxm-80gb"\n', 'device = "b200"\n'
         (B200 + "[[groups]]\n" + B200, "a `device` and `groups`"),
         ('[[groups]]\ndevice = "b20"\n', "did you mean b200"),
         (B200 + "[leaves]\nnode = 2\n", "`node`"),
+        (B200 + "memory_bytes = 1\n", "`memory_bytes` belongs under [device]"),
+        (B200 + "memory_bytes = 1\n", "is written under [changes]"),
+        (B200 + "[changes]\nmemory = 1\n", "changes: Object contains unknown field `memory`"),
+        (B200 + "[changes]\nmemory_bytes = 0\n", "device.memory_bytes is 0"),
+        (OWN_CLUSTER + "[changes]\nmemory_bytes = 1\n", "`changes` are to a device that"),
     ],
 )
 def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
@@ -265,6 +270,14 @@ def test_a_file_with_a_bad_value_is_refused_by_the_name_of_the_field(
     with pytest.raises(ClusterError) as caught:
         parse_cluster(str(path))
     assert expected in str(caught.value)
+
+
+def test_a_device_of_the_catalogue_may_have_another_memory(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(A100 + "nodes = 2\n[changes]\nmemory_bytes = 64_000_000_000\n")
+    usual, changed = parse_cluster("a100-sxm-80gb:8x2"), parse_cluster(str(path))
+    assert changed.device == msgspec.structs.replace(usual.device, memory_bytes=64_000_000_000)
+    assert (changed.devices, changed.inter_node) == (usual.devices, usual.inter_node)
 
 
 def test_hosts_like_this_machine_are_a_cluster() -> None:

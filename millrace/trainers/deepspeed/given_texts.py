@@ -21,14 +21,17 @@ from millrace.trainers.deepspeed.trainer_arguments import (
     looks_familiar,
     trainer_arguments,
 )
-from millrace.trainers.scripts.launched import LaunchedProgram, launches
+from millrace.trainers.scripts.launched import (
+    LaunchedProgram,
+    launches,
+    main_launch,
+    script_runs,
+)
 from millrace.trainers.trainer import SettingsError, SettingsSource
 from millrace.trainers.yaml_text import read_yaml
 
 MARKS = ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization")
 YAML = (".yaml", ".yml")
-# What accelerate is started with, before the program.
-ACCELERATE_WORDS = re.compile(r"accelerate\s+launch\s((?:[^\n;&|]|\\\n)*?)\S+\.py\b")
 STAGE_IN_NAME = re.compile(r"(?:zero|z|stage)[-_ ]?(?:stage)?[-_ ]?([0-3])", re.I)
 CHECKED = {"enabled": AUTO}
 # transformers' Trainer without DeepSpeed, in its words: every value comes of an argument.
@@ -85,10 +88,9 @@ def given_texts(source: SettingsSource) -> GivenTexts:
         One is malformed, or a file that another needs is missing.
     """
     objects, mappings = _documents(source)
-    launched = launches(source)
-    launch = next((x for x in launched if x.devices_per_node), launched[0] if launched else None)
+    launch = main_launch(launches(source))
     cluster = next((m for m in mappings.values() if ACCELERATE in m), {})
-    words = dict(_accelerate_words(source.text))
+    words = _accelerate_words(source)
     job: dict[str, Any] = {}
     for mapping in mappings.values():
         if ACCELERATE not in mapping:
@@ -177,16 +179,15 @@ def _documents(
     return objects, mappings
 
 
-def _accelerate_words(text: str) -> list[tuple[str, str]]:
-    """Options of `accelerate launch` before the program, variables as simple lines set them."""
-    hit = ACCELERATE_WORDS.search(text)
-    words = hit[1].replace("\\\n", " ").split() if hit else []
-    values = dict(re.findall(r"^\s*(?:export\s+)?(\w+)=[\"']?([\w./-]+)[\"']?\s*$", text, re.M))
-    filled = [
-        re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], name[0]), word.strip("\"'"))
-        for word in words
-    ]
-    return list(options_of(filled).items())
+def _accelerate_words(source: SettingsSource) -> dict[str, str]:
+    """Options of `accelerate launch` before its program."""
+    for run in script_runs(source).values():
+        for command in run.commands:
+            words = list(command.words)
+            if {"accelerate", "launch"} <= {PurePosixPath(word).name for word in words}:
+                ends = (n for n, word in enumerate(words) if word.endswith(".py"))
+                return options_of(words[: next(ends, len(words))])
+    return {}
 
 
 def _number(value: Any) -> int:

@@ -93,9 +93,9 @@ def read(source: SettingsSource) -> ReadSettings:
 def _model(given: GivenSettings, source: SettingsSource, name: str) -> ModelSpec:
     """Model of the sizes of a flavour, or the one that the user names."""
     seq_len, precision = _count(given, "training.seq_len"), _precision(given)
-    if "model" in source.values:
+    if zoo_name := source.values.get("model", given.zoo_name):
         try:
-            return open_model(source.values["model"], seq_len, precision)
+            return open_model(zoo_name, seq_len, precision)
         except ModelError as error:
             raise SettingsError(str(error)) from None
     config = config_of(given.sizes)
@@ -152,7 +152,8 @@ def _data_parallel(
     if copies * shards * inside != devices:
         raise SettingsError(
             f"{REPLICATE} × {SHARD.rpartition('.')[2]} × tensor × pipeline × context parallel "
-            f"degree is {copies * shards * inside}, on {devices} devices"
+            f"degree is {copies * shards * inside}, on {devices} devices: --nodes and "
+            f"--gpus-per-node say how many there are"
         )
     return copies, shards
 

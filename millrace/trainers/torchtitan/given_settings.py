@@ -33,6 +33,16 @@ POLICIES = {
     "memory-budget": "MemoryBudgetAC",
     "none": None,
 }
+# Flavours of models that 0.3.0 does not have, or not as decoders of its table.
+ZOO = {
+    "llama2.7b": "llama2-7b",
+    "llama2.13b": "llama2-13b",
+    "llama2.70b": "llama2-70b",
+    "llama4.17bx16e": "llama4-scout",
+    "llama4.17bx128e": "llama4-maverick",
+    "gpt_oss.20b": "gpt-oss-20b",
+    "gpt_oss.120b": "gpt-oss-120b",
+}
 KEPT_OPTIMIZER = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -54,6 +64,8 @@ class GivenSettings:
         What sends tokens to experts: standard, deepep or hybridep.
     classes : dict
         Names of the classes of sections that have several.
+    zoo_name : str
+        Name of the catalogue's model that a flavour is, where its sizes are not in the table.
     launch : LaunchedProgram or None
         What starts it.
     left_out : set of str
@@ -70,6 +82,7 @@ class GivenSettings:
     converters: tuple[str, ...] = ()
     expert_backend: str = "standard"
     classes: dict[str, str] = field(default_factory=dict)
+    zoo_name: str = ""
     launch: LaunchedProgram | None = None
     left_out: frozenset[str] = frozenset()
     unread: list[str] = field(default_factory=list)
@@ -341,6 +354,9 @@ def _resolve_flavor(given: GivenSettings) -> None:
     base = str(flavor).removesuffix("_flex").removesuffix("_varlen")
     base = base.removesuffix("_flex_attn").removesuffix("_varlen_attn")
     key = f"{name}.{base}"
+    given.zoo_name = ZOO.get(key.lower(), "")
+    if given.zoo_name:
+        return
     if key not in given.table.flavors:
         names = [row.partition(".")[2] for row in given.table.flavors if row.startswith(f"{name}.")]
         choices = (

@@ -1,5 +1,6 @@
 """Remarks on settings that were read: defaults, what a plan leaves out, what changes its speed."""
 
+import re
 from collections.abc import Iterator
 
 from millrace.planner.parallel_degrees import HYBRID
@@ -14,6 +15,7 @@ PIPELINED = (
     "parallelism.pipeline_parallel_schedule",
     "parallelism.pipeline_parallel_microbatch_size",
 )
+QUANTIZING = re.compile("float8|mx|nvfp4", re.I)
 NORMS = ("rmsnorm", "compiled_rmsnorm", "fused_rmsnorm")
 UNPLANNED_PARALLELISM = (
     *("spmd_backend", "context_parallel_load_balancer", "context_parallel_ptrr_mask_key"),
@@ -91,6 +93,9 @@ def unplanned_of(given: GivenSettings, job: TrainingJob, copies: int) -> Iterato
         yield "training.dtype bfloat16: weights and optimizer states take 2 bytes each, not 4"
     if (norm := given.get("model.norm_type") or "rmsnorm") not in NORMS:
         yield f"model.norm_type {norm}: planned with RMS norms"
+    named = (*given.converters, *(given.get("model.converters") or []))
+    if others := [name for name in named if not QUANTIZING.search(name)]:
+        yield f"converters {', '.join(others)}: a plan has the model as it is without"
     yield from _optimizer_remarks(given)
     yield from _checkpoint_remarks(given)
 

@@ -14,7 +14,7 @@ from millrace.trainers.trainer import SettingsError
 NEWEST, TOML = "0.3.0", "0.2.2"  # the release that is written, and the last that read TOML
 TABLE = Path(__file__).with_name("settings.json")
 OLDER = Path(__file__).with_name("older_settings.json")
-SLIP = 0.9  # likeness of a name that no release has to one that is planned, from which it is a slip
+SLIP = 0.94  # likeness of a name that no release has to a planned one, from which it is a slip
 
 # Words of torch.distributed.pipelining.schedules.get_schedule_class (PyTorch 2.13, read 2026-11).
 SCHEDULES = {
@@ -87,7 +87,9 @@ class SettingsTable:
         row = self.rows[name]
         choices = row.get("choices")
         if choices and value not in choices:
-            raise SettingsError(f"{name} is {value!r}: choose {one_of(choices)}")
+            raise SettingsError(
+                f"{name} is {value!r}: choose {one_of(choices)}; --ignore {name} takes its default"
+            )
         if not any(_fits(value, kind) for kind in row["type"].split(" | ")):
             raise SettingsError(f"{name} is {value!r}: expected {row['type']}")
 

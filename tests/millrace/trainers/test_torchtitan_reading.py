@@ -192,7 +192,7 @@ def test_copies_of_2024_are_as_many_as_devices() -> None:
 
 
 def test_settings_of_a_fork_are_unread_and_what_has_no_influence_is_not_checked() -> None:
-    text = TOML.replace('["quantize.linear.float8"]', '"float8"').replace("1.5e-4", "true")
+    text = TOML.replace('["quantize.linear.float8"]', '"float8,npu"').replace("1.5e-4", "true")
     text += '[mine]\nx = 1\n[lr_scheduler]\ndecay_type = "stairs"\n[checkpoint]\ninterval = "?"\n'
     launch = f"{LAUNCH} --mine.flag --mine.y 2 --training.mixed_precision_reduce bfloat16"
     source = SettingsSource(
@@ -203,13 +203,16 @@ def test_settings_of_a_fork_are_unread_and_what_has_no_influence_is_not_checked(
     assert settings.job.model.precision == "fp8"
     assert settings.job.software == {"compiled": "1", "gradient_bytes": "2"}
     assert {"checkpoint.interval", "lr_scheduler.decay_type"} < set(settings.ignored)
+    assert "converters npu: a plan has the model as it is without" in settings.unplanned
 
 
 def test_a_model_without_known_sizes_is_named_by_the_user() -> None:
     text = TOML.replace('"llama3"', '"llama2"')
-    source = SettingsSource(files={"2.toml": text, "": LAUNCH}, values={"model": "llama2-70b"})
+    assert read({"2.toml": text, "": LAUNCH}).job.model.name == "llama2-70b"
+    text = text.replace("70B", "34B")
+    source = SettingsSource(files={"2.toml": text, "": LAUNCH}, values={"model": "llama2-13b"})
     job = TORCHTITAN.read(source).job
-    assert (job.model.name, job.model.seq_len) == ("llama2-70b", 8192)
+    assert (job.model.name, job.model.seq_len) == ("llama2-13b", 8192)
 
 
 @pytest.mark.parametrize(
