@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_781,
-    "planner": 21_405,
-    "simulator": 3_322,
+    "planner": 21_612,
+    "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 23_293,
-    "tests": 49_869,
+    "millrace": 23_146,
+    "tests": 49_918,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
