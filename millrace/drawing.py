@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace.figures import dispatcher, has_experts, reserve_bytes
+from millrace.figures import dispatcher, has_experts, layout_bytes, reserve_bytes
 from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Software
@@ -144,6 +144,21 @@ def microbatches_text(plan: Plan) -> str:
     return f"{pieces} of {samples} a rank{together}"
 
 
+def memory_text(plan: Plan, needed_bytes: int) -> str:
+    """Memory of the fullest device in words, and what our compiler lays out of the plan.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    needed_bytes : int
+        What the fullest device holds by the account of the plan's framework.
+    """
+    laid_out = layout_bytes(plan)
+    beside = "" if laid_out is None else f" (Millrace lays out {format_bytes(laid_out)})"
+    return f"{format_bytes(needed_bytes)}{beside}"
+
+
 def filled(plan: Plan, needed_bytes: int) -> str:
     """Memory of the fullest device in words, and what of a device may be filled.
 
@@ -155,7 +170,7 @@ def filled(plan: Plan, needed_bytes: int) -> str:
     needed_bytes : int
         What the fullest device holds.
     """
-    needed = format_bytes(needed_bytes)
+    needed = memory_text(plan, needed_bytes)
     if not reserve_bytes(plan) or plan.cluster.others:
         return f"at most {needed} on a device"
     room = format_bytes(plan.memory_limit_bytes)

@@ -18,6 +18,7 @@ from millrace.planner.formatting import size
 from millrace.planner.frameworks.experts import dispatcher_of, overlaps
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import capacity_of
+from millrace.planner.frameworks.peak_memory import habit_of, needed_memory
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import mixed_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
@@ -90,7 +91,7 @@ def prediction_of(plan: Plan) -> Prediction:
     """Figures that the simulator predicts of a plan, a document of `Plan.figures`."""
     from millrace.simulator import predict_fast
 
-    memory = plan_memory(plan)
+    memory = needed_memory(plan)
     steady = predict_fast(plan, memory)
     step_time_s = steady.step_time_ns / 1e9
     plan_speed = speed(plan, step_time_s)
@@ -130,6 +131,19 @@ def block_times(plan: Plan, cached: Mapping[Kind, Floats]) -> BlockTimes:
     return timed(plan, cached)
 
 
+def layout_bytes(plan: Plan) -> int | None:
+    """Bytes of the fullest device as our compiler lays it out; None where no other account counts.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan: its memory is that which its framework needs, where that is known.
+    """
+    if habit_of(plan) is None:
+        return None
+    return max(stage_memory.total_bytes for stage_memory in plan_memory(plan))
+
+
 def shortage(plan: Plan, by_kind: Sequence[Mapping[str, int]]) -> str:
     """Say which stage needs more of a device than a plan may use; empty where all fit.
 
@@ -146,7 +160,7 @@ def shortage(plan: Plan, by_kind: Sequence[Mapping[str, int]]) -> str:
         A sentence about the stage that lacks most.
     """
     if len(by_kind) != plan.stages:  # these are of programs: a stage on two kinds of node has two
-        by_kind = [program_memory.by_kind for program_memory in plan_memory(plan)]
+        by_kind = [stage_memory.by_kind for stage_memory in needed_memory(plan)]
     overruns = []
     for stage, kinds in enumerate(by_kind):
         first, last = stage * plan.mesh.devices, (stage + 1) * plan.mesh.devices - 1

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from millrace.planner.compile import compile_plan
-from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.frameworks.framework_tables import has_account
+from millrace.planner.frameworks.peak_memory import needed_memory
+from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
 from millrace.simulator.block_fidelity import by_block
 from millrace.simulator.errors import SimulationError
@@ -73,7 +76,10 @@ def predict(
         spans=spans,
     )
     if chosen == OP:
-        return run(compile_plan(plan))
+        laid_out = run(compile_plan(plan))
+        if not has_account(plan.cluster.software.name):
+            return laid_out
+        return replace(laid_out, **_memory_figures(memory or needed_memory(plan)))
     stages = stages or stage_graph(plan, detailed)
     actors, pacing = stages.coarse.ordered(), stages.coarse.pacing
     table: Sequence[Sequence[int]] = stages.coarse.durations_ns
@@ -81,7 +87,6 @@ def predict(
     if chosen == BLOCK:
         actors, table, pacing, firings_ns = by_block(actors, table, stages.rows, pacing, firings_ns)
     simulated = run(actors, durations_ns=table, pacing=pacing, firings_ns=firings_ns)
-    memory = plan_memory(plan) if memory is None else memory
     return replace(
         simulated,
         fidelity=chosen,
@@ -89,9 +94,16 @@ def predict(
         chunk_exposed_ns=stages.exposed_ns,
         exposed_communication_ns=simulated.exposed_communication_ns + stages.inside_ns,
         busy_by_stage=stages.busy_by_stage(simulated.busy_by_stage, simulated.step_time_ns),
-        memory_bytes_max=max(stage_memory.total_bytes for stage_memory in memory),
-        memory_by_kind=tuple(stage_memory.by_kind for stage_memory in memory),
+        **_memory_figures(memory or needed_memory(plan)),
     )
+
+
+def _memory_figures(memory: Sequence[StageMemory]) -> dict[str, Any]:
+    """Fields of a `Simulated` about memory."""
+    return {
+        "memory_bytes_max": max(stage_memory.total_bytes for stage_memory in memory),
+        "memory_by_kind": tuple(stage_memory.by_kind for stage_memory in memory),
+    }
 
 
 def chosen_fidelity(plan: Plan) -> str:

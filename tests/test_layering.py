@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 21_472,
-    "simulator": 3_322,
+    "planner": 21_673,
+    "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 25_355,
-    "tests": 50_733,
+    "millrace": 25_213,
+    "tests": 50_782,
     "benchmarks": 10_157,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -11,7 +11,7 @@ from millrace.api.data_frames import firings_frame
 from millrace.api.plan_figures import range_fields
 from millrace.api.plan_results import PlanResult, document_of, plan_notes
 from millrace.api.views import ResultView, ShownResult
-from millrace.figures import shortage, simulated_spending, speed
+from millrace.figures import layout_bytes, shortage, simulated_spending, speed
 from millrace.files import write_trace
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.actors.trace import Trace
@@ -19,7 +19,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.plan import Plan
 from millrace.requested_cluster import with_software
-from millrace.units import format_bytes, format_percent, format_rate, format_seconds
+from millrace.units import format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -116,6 +116,7 @@ class SimulationResult(ShownResult):
             "bubble_fraction": self.bubble_fraction,
             "exposed_communication_s": self.exposed_communication_s,
             "memory_bytes_max": self.memory_bytes_max,
+            "layout_bytes_max": layout_bytes(self.plan),
             "firings": self.firings,
             "fidelity": self.fidelity,
             "wall_time_s": self.wall_time_s,
@@ -174,6 +175,8 @@ def figure_texts(result: SimulationResult, timed: bool = True) -> dict[str, str]
     timed : bool
         Say how long it took, which differs every time.
     """
+    from millrace.drawing import memory_text
+
     unit, before_s = unit_of(result.plan.model), result.planned_step_time_s
     texts = {}
     if before_s:
@@ -191,7 +194,7 @@ def figure_texts(result: SimulationResult, timed: bool = True) -> dict[str, str]
         "mfu": NO_MFU if result.mfu is None else format_percent(result.mfu),
         "bubble": format_percent(result.bubble_fraction),
         "exposed communication": format_seconds(result.exposed_communication_s),
-        "memory of the fullest device": format_bytes(result.memory_bytes_max),
+        "memory of the fullest device": memory_text(result.plan, result.memory_bytes_max),
     }
     if timed:
         coarse = "" if result.fidelity == "op" else f" at {result.fidelity} fidelity"

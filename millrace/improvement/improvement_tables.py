@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from millrace.drawing import headline
+from millrace.drawing import filled, headline
 from millrace.improvement.improved_job import ChangeOutcome, Improvement, speed_gain
 from millrace.planner.formatting import size
 from millrace.units import format_percent, format_seconds
@@ -79,7 +79,7 @@ def today_lines(improvement: Improvement) -> list[str]:
             f"are multiplied by {improvement.correction:.3f}"
         )
     lines.append(
-        f"at most {size(improvement.memory_bytes_max)} on a device, "
+        f"{filled(improvement.plan, improvement.memory_bytes_max)}, "
         f"{_spare(improvement.spare_bytes)}"
     )
     parts = [

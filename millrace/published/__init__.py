@@ -6,5 +6,5 @@ and how far that is from what was measured.
 Read first `reading.py` (the two layouts), `columns.py` and `notes.py` (what a row says), then
 `language.py` (a row as a question and pins), `prediction.py` (a question answered), `validation.py`
 (all rows), `summary.py` and `single_setting_pairs.py` (what they say together); of memory,
-`peak_memory.py` (a framework's peak of a plan) and `memory_of_row.py` (what a row's framework has).
+`memory_of_row.py` (what a row's framework has).
 """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from millrace.models.recompute import ACTIVATIONS, ATTENTION, LATENT, NORMS, SCORES
 from millrace.planner.frameworks.capabilities import DISPATCHERS
 from millrace.planner.frameworks.framework_memory import LossKernel
-from millrace.published.peak_memory import Figure
+from millrace.planner.frameworks.peak_memory import Figure
 
 Row = dict[str, str]
 

@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from millrace.planner.frameworks.framework_memory import memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
+from millrace.planner.frameworks.peak_memory import Figure, MemoryHabit
 from millrace.published.columns import words
 from millrace.published.framework_of_row import flag, framework_name, settings, state_ranks
-from millrace.published.peak_memory import Figure, MemoryHabit
 from millrace.published.reading import Row, choice, whole_number
 
 # Where heads are split over context parallel ranks by all-to-all, attention's result is kept before

@@ -13,10 +13,10 @@ from msgspec.structs import replace as changed
 from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
+from millrace.planner.frameworks.peak_memory import MemoryHabit, account_bytes, peak_bytes
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.published.peak_memory import MemoryHabit, account_bytes, peak_bytes
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, predict_fast
 

@@ -6,7 +6,7 @@ import msgspec
 
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
-from millrace.published.peak_memory import MemoryHabit
+from millrace.planner.frameworks.peak_memory import MemoryHabit
 
 
 class InexpressibleError(Exception):

@@ -26,7 +26,7 @@ from millrace.planner.compile.queue_orders import joined, unordered
 from millrace.planner.compile.stages import lowered
 from millrace.planner.costs import durations
 from millrace.planner.costs.group_topology import frame_of, nodes_of
-from millrace.planner.memory import plan_memory
+from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.plan import Plan
 
 COMPUTE, MEMORY_BOUND, HOST = "compute", "memory-bound ops", "host"
@@ -56,7 +56,7 @@ def step_bottlenecks(plan: Plan) -> Parts:
     """
     from millrace.simulator import predict_fast
 
-    memory = plan_memory(plan)
+    memory = needed_memory(plan)
 
     def step_ns(cluster: Cluster) -> int:
         return predict_fast(replace(plan, cluster=cluster), memory).step_time_ns

@@ -13,7 +13,8 @@ import numpy as np
 
 from millrace.figures import shortage, simulated_spending, speed
 from millrace.planner.errors import PlanError
-from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.frameworks.peak_memory import needed_memory
+from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
 from millrace.serving.engine_calls import tried
 from millrace.serving.questions import WhatIfs
@@ -64,7 +65,7 @@ class WhatIfFigures:
             unlike = (changes.cluster, changes.precision, changes.microbatches)
             memory: Sequence[StageMemory]
             if changed is plan or unlike != (None, None, None):
-                memory = plan_memory(changed)
+                memory = needed_memory(changed)
             else:  # speeds alone are changed, which memory does not depend on
                 memory = self.measured(digest, plan, WhatIfs()).memory
             stages = stage_graph(changed, detailed=True)

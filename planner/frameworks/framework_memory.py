@@ -1,7 +1,8 @@
 """Memory of a framework: bytes of a parameter and of a loss, and what it keeps beside a plan's.
 
-It is in a framework's record (`planner/frameworks/frameworks.toml`, table `memory`). No plan is
-held against it: the peak that a framework prints of a run is predicted with it.
+It is in a framework's record (`planner/frameworks/frameworks.toml`, table `memory`). Plans are held
+to it, and the peak that a framework prints of a run is predicted with it
+(`millrace.planner.frameworks.peak_memory`).
 """
 
 from enum import StrEnum

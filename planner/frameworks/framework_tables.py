@@ -95,6 +95,17 @@ def framework_memory(name: str) -> FrameworkMemory:
     return records()[name].memory if name in records() else USUAL
 
 
+def has_account(name: str) -> bool:
+    """True if a framework's record says how it uses memory.
+
+    Parameters
+    ----------
+    name : str
+        The framework's, as `Software.name` has it.
+    """
+    return name in records() and records()[name].memory != USUAL
+
+
 def framework(name: str) -> Software:
     """Settings of the framework `name`.
 

@@ -24,7 +24,8 @@ from millrace.planner.block_times import (
     Kind,
 )
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.memory import StageMemory, plan_memory
+from millrace.planner.frameworks.peak_memory import needed_memory
+from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Limits, Refused, SolvedPlan
@@ -162,7 +163,7 @@ class _Measures:
             self.solved_plan, division=division, bound_ns=min(self.solved_plan.bound_ns, step_ns)
         )
         plan = write_plan(evaluator, divided)
-        memory = plan_memory(plan)
+        memory = needed_memory(plan)
         counted = division.chunks, self._tables, self.pipeline
         peak, usual = peak_bytes(*counted), stage_bytes(*counted)
         expected_bytes = max(peak) + self._more_bytes

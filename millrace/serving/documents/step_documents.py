@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millrace.drawing import memory_text
 from millrace.figures import speed
 from millrace.models.zoo.catalogue import unit_of
 from millrace.palette import HUES, LIGHT
@@ -18,7 +19,7 @@ from millrace.simulator.account import Account, MemoryTimeline, account_of
 from millrace.simulator.account.memory import window_of
 from millrace.simulator.simulate import Simulated
 from millrace.traces.timeline import Timeline
-from millrace.units import format_bytes, format_percent, format_rate, format_seconds
+from millrace.units import format_percent, format_rate, format_seconds
 
 BARS_MAX = 60_000  # of a chart; beyond, it would not be drawn in a frame
 POINTS = 480  # moments of a memory curve
@@ -151,5 +152,5 @@ def report_figures(plan: Plan, simulated: Simulated) -> dict[str, str]:
         "mfu": "not known" if mfu is None else format_percent(mfu),
         "bubble": format_percent(simulated.bubble_fraction),
         "exposed communication": format_seconds(simulated.exposed_communication_ns / 1e9),
-        "memory of the fullest device": format_bytes(simulated.memory_bytes_max),
+        "memory of the fullest device": memory_text(plan, simulated.memory_bytes_max),
     }

@@ -17,10 +17,10 @@ from millrace.planner.clusters import reference_node
 from millrace.planner.errors import ClusterError, InfeasibleError
 from millrace.planner.formatting import limit_option, one_of, size
 from millrace.planner.frameworks.capabilities import DEGREES
+from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.memory import (
     NO_RESERVE,
     device_overhead_bytes,
-    plan_memory,
     reserved_bytes,
 )
 from millrace.planner.plan import COUNT_MAX, ON_DEVICES, OPTIMIZER, TOKENS_MAX
@@ -352,7 +352,7 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
 def _laid_out(evaluator: Evaluator, best_plan: SolvedPlan) -> MemoryNeed:
     request = evaluator.request
     plan = write_plan(evaluator, best_plan)
-    arena = max(stage_memory.arena_bytes for stage_memory in plan_memory(plan))
+    arena = max(stage_memory.arena_bytes for stage_memory in needed_memory(plan))
     needed = arena + sum(device_overhead_bytes(arena, request.cluster).values())
     fits = arena <= request.usable_bytes and host_shortage(plan) is None
     return MemoryNeed(needed_bytes=needed, fits=fits)

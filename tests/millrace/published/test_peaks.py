@@ -13,11 +13,16 @@ from millrace.planner.frameworks.framework_memory import (
 )
 from millrace.planner.frameworks.framework_tables import framework_memory
 from millrace.planner.frameworks.layer_split import split_layers
+from millrace.planner.frameworks.peak_memory import (
+    Figure,
+    MemoryHabit,
+    peak_bytes,
+    placeholder_bytes,
+)
 from millrace.planner.plan import Plan
 from millrace.published.language import question
 from millrace.published.memory_of_row import keeping
 from millrace.published.notes import with_columns
-from millrace.published.peak_memory import Figure, MemoryHabit, peak_bytes, placeholder_bytes
 from millrace.published.prediction import planned
 from tests.millrace.published.rows import PLAIN
 

@@ -135,7 +135,8 @@ def test_selective_recomputation_lies_between_none_and_all():
 
 
 def test_storage_that_cannot_be_split_is_left_to_the_search_with_a_note():
-    row = ROW | {"gpus": "6", "gpus_per_node": "6", "dp": "6", "peak_mem_gb": "1"} | SIX
+    six_ranks = {"gpus": "6", "gpus_per_node": "6", "dp": "6", "peak_mem_gb": "1"}
+    row = ROW | {"framework": "jax-xla"} | six_ranks | SIX  # which does not pad shards
     asked, pins = language.question(row)
     planned_row = planned(asked, pins)
     assert any("zero 0 for 1" in note for note in planned_row.notes)

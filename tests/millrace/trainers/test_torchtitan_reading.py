@@ -1,8 +1,13 @@
 """Settings as torchtitan's users write them, and what is said of them."""
 
 import pytest
+from msgspec.structs import replace
 
+from millrace.figures import layout_bytes, shortage
+from millrace.planner.clusters import framework, parse_cluster
+from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.search import Pins
+from millrace.trainers.asking import planned_as_stated
 from millrace.trainers.catalogue import trainer_of
 from millrace.trainers.torchtitan import TORCHTITAN
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
@@ -276,3 +281,33 @@ def test_what_is_wrong_with_a_command_line_is_named(command: str, message: str) 
 def test_a_module_that_cannot_be_followed_is_refused(module: str) -> None:
     with pytest.raises(SettingsError):
         read({"m.py": "# torchtitan\n" + module}, nodes=1, devices=8)
+
+
+LONG_BATCHES = """
+[model]
+name = "qwen3"
+flavor = "32B"
+[training]
+local_batch_size = {samples}
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 4
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+@pytest.mark.parametrize(("samples", "measured_gib"), [(16, 43.5), (64, None)])
+def test_a_job_needs_what_torchtitan_keeps(samples: int, measured_gib: float | None) -> None:
+    """The figure of a local batch of 16 is published; one of 64 exceeds 95 GiB."""
+    settings = read({"tp.toml": LONG_BATCHES.format(samples=samples)}, 4, 8)
+    cluster = parse_cluster("h100-sxm-96gb-hbm2e-500w:8x4")
+    plan = planned_as_stated(settings.job, replace(cluster, software=framework("torchtitan")))
+    needed = [stage.by_kind for stage in needed_memory(plan)]
+    assert (layout_bytes(plan) or 0) < 0.75 * sum(needed[0].values())
+    if measured_gib is None:
+        assert "36.9 GiB too few" in shortage(plan, needed)
+    else:
+        assert sum(needed[0].values()) / 2**30 == pytest.approx(measured_gib, rel=0.05)
+        assert not shortage(plan, needed)

@@ -13,6 +13,7 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import EVERYTHING, Capabilities, layer_counts
 from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.frameworks.runnable import unrunnable
 from millrace.planner.memory import plan_memory
 from millrace.planner.parallel_degrees import roles
@@ -60,7 +61,7 @@ def test_pins_leave_the_rest_uniform(pins: dict[str, Any]) -> None:
 def test_where_memory_is_short_the_first_layers_of_every_chunk_are_recomputed() -> None:
     runs, free = capabilities("megatron-core"), asked("megatron-core", 2, pp=2, micro_batch=4)
     fullest = [
-        max(sum(stage.by_kind.values()) for stage in plan_memory(search(request)))
+        max(stage.total_bytes for stage in needed_memory(search(request)))
         for request in (free, replaced(free, pins=replaced(free.pins, recompute="full")))
     ]
     plan = search(replaced(free, memory_limit_bytes=sum(fullest) // 2))
@@ -96,6 +97,21 @@ def test_any_number_of_ranks_shares_the_state_where_a_framework_pads(name: str, 
     assert 1 / 3 < shared.optimizer_bytes / alone.optimizer_bytes < 0.4
 
 
+def test_plans_are_held_to_what_their_framework_needs() -> None:
+    """Wide logits, of which torchtitan has 14 bytes each, decide between microbatches."""
+    model = gpt_of(2, 128, 4, vocab=32768, positions=512, precision="bf16")
+    cluster = replace(parse_cluster("a100:2x1"), software=framework("torchtitan"))
+    choices = {"dp": 2, "tp": 1, "pp": 1, "zero": 3, "recompute": "none", "max_gap": NEAR}
+    request = request_of(model, cluster, 16, runs=capabilities("torchtitan"), **choices)
+    free = search(request)
+    (needed,), (laid_out,) = needed_memory(free), plan_memory(free)
+    assert needed.total_bytes > 1.2 * laid_out.total_bytes
+    between = (needed.total_bytes + laid_out.total_bytes) // 2
+    plan = search(replaced(request, memory_limit_bytes=between))
+    assert plan.batch < free.batch
+    assert needed_memory(plan)[0].total_bytes <= between
+
+
 def test_sharing_that_a_framework_does_not_have_is_refused_with_hints_that_hold() -> None:
     request = replaced(asked("jax-xla", 3, dp=3, zero=3), global_batch=13)
     with pytest.raises(InfeasibleError, match="do not divide the global batch") as refusal:
@@ -107,7 +123,7 @@ def test_sharing_that_a_framework_does_not_have_is_refused_with_hints_that_hold(
 def test_where_memory_is_short_all_layers_have_one_mode(name: str) -> None:
     free = asked(name, 2, dp=2, tp=1, micro_batch=8, zero=0)
     fullest = [
-        max(sum(stage.by_kind.values()) for stage in plan_memory(search(request)))
+        max(stage.total_bytes for stage in needed_memory(search(request)))
         for request in (free, replaced(free, pins=replaced(free.pins, recompute="full")))
     ]
     plan = search(replaced(free, memory_limit_bytes=sum(fullest) // 2))

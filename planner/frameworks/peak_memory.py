@@ -1,25 +1,28 @@
-"""Peak memory that a framework needs for a plan, and the figure that a source prints of it.
+"""Peak memory that a framework needs for a plan: the account that plans are held to.
 
 Activations, buffers of boxing and what a section needs besides are the plan's. What is kept of a
 parameter, how losses are computed, how many layers a stage has and what is kept of an op more or
 less than the plan does is the framework's habit (`millrace.planner.frameworks.framework_memory`).
 ZeRO and FSDP split flat buffers, which always divide; tables are split over tensor parallel ranks.
+A plan of a framework whose habits are not known, and one for our own executor, needs what the
+compiler lays out.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
 from millrace.models.graph import ITEMSIZE, Graph, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.planner.compile.placement import PlacedOp, place
-from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory
+from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory, memory_of_run
+from millrace.planner.frameworks.framework_tables import framework_memory, has_account
 from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
-from millrace.planner.parallel_degrees import axis_roles
-from millrace.planner.plan import Plan
+from millrace.planner.parallel_degrees import axis_roles, roles
+from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.sbp import local_shape, local_size
 
 
@@ -57,13 +60,61 @@ class MemoryHabit:
     figure: Figure = Figure.ALLOCATED
 
 
-def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
-    """Memory of the fullest device as a source prints it, in bytes.
+def needed_memory(plan: Plan) -> tuple[StageMemory, ...]:
+    """Memory of every stage of a plan, as the framework that runs it needs it.
 
-    Blocks are dealt out to stages as the framework does it.
+    Parameters
+    ----------
+    plan : Plan
+        The plan; the software of its cluster says who runs it.
+    """
+    habit = habit_of(plan)
+    return plan_memory(plan) if habit is None else framework_stages(plan, habit)
+
+
+def habit_of(plan: Plan) -> MemoryHabit | None:
+    """Habit of the framework that runs a plan; None where it is not known.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan; its parallelism and recomputation say which habits count.
+    """
+    name = plan.cluster.software.name
+    if not has_account(name):
+        return None
+    shown = roles(plan, plan.graph)
+    degrees = {role: value for role, value in shown.items() if isinstance(value, int)}
+    memory = memory_of_run(
+        framework_memory(name),
+        precision=plan.model.precision,
+        tp=degrees.get("tp", 1),
+        pp=plan.stages,
+    )
+    zero = degrees.get("zero")  # hybrid ZeRO is as the plan has it
+    if zero is not None and plan.stages > 1 and memory.pipelined_zero is not None:
+        zero = min(zero, memory.pipelined_zero)
+    every_second = plan.cluster.software.selective.every_second
+    return MemoryHabit(
+        framework=memory,
+        zero=zero,
+        zero_ranks=plan.cluster.software.state_ranks or None,
+        gathers_again=bool(shown["sequence_parallel"]) or degrees.get("cp", 1) > 1,
+        unread=every_second and shown["recompute"] == "selective",
+    )
+
+
+def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
+    """Memory of every stage of a plan by a framework's habit.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    habit : MemoryHabit
+        How the run uses memory.
     """
     framework = habit.framework
-    plan = split_layers(plan, framework.layer_split)
     placed = place(plan, plan.graph)
     states = _state_bytes(plan, placed, habit)
     logits = _logits(plan, placed)
@@ -72,23 +123,50 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     )
     passing = _passing_bytes(plan, placed, framework)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
-    needed = []
+    stages = []
     for stage, planned in enumerate(memory):
-        state = _planned_state(planned) if states is None else states[stage]
         area = max(planned.temporary_bytes, logits[stage] * framework.loss_bytes)
-        working = max(planned.activation_bytes + area, passing[stage] + planned.temporary_bytes)
-        buffers = planned.communication_bytes + framework.bucket_bytes + placeholders[stage]
-        needed.append(state + working + buffers)
-    return _printed(max(needed), plan, habit.figure)
+        passed = passing[stage] + planned.temporary_bytes - planned.activation_bytes
+        laid_out = replace(
+            planned,
+            **({} if states is None else states[stage]),
+            temporary_bytes=max(area, passed),
+            communication_bytes=planned.communication_bytes
+            + framework.bucket_bytes
+            + placeholders[stage],
+        )
+        overhead = device_overhead_bytes(laid_out.arena_bytes, plan.cluster)
+        stages.append(replace(laid_out, **{f"{kind}_bytes": n for kind, n in overhead.items()}))
+    return tuple(stages)
+
+
+def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
+    """Memory of the fullest device as a source prints it, in bytes.
+
+    Blocks are dealt out to stages as the framework does it.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan of a run that happened.
+    habit : MemoryHabit
+        How the run used memory, and which figure its source prints.
+    """
+    stages = framework_stages(split_layers(plan, habit.framework.layer_split), habit)
+    return _printed(max(stage.arena_bytes for stage in stages), plan, habit.figure)
 
 
 def account_bytes(plan: Plan, figure: Figure) -> int:
-    """Memory of the fullest device by the plan's own account, as a source would print it."""
+    """Memory of the fullest device by the plan's own account, as a source would print it.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    figure : Figure
+        What the source prints.
+    """
     return _printed(max(stage.arena_bytes for stage in plan_memory(plan)), plan, figure)
-
-
-def _planned_state(planned: StageMemory) -> int:
-    return planned.parameter_bytes + planned.gradient_bytes + planned.optimizer_bytes
 
 
 def _printed(needed: int, plan: Plan, figure: Figure) -> int:
@@ -101,18 +179,24 @@ def _printed(needed: int, plan: Plan, figure: Figure) -> int:
     return needed + sum(more.values())
 
 
-def _state_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> list[int] | None:
+def _state_bytes(
+    plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit
+) -> list[dict[str, int]] | None:
     """Bytes of parameters, gradients and optimizer per stage; None where the plan says it."""
-    if habit.zero is None:
+    if habit.zero is None or plan.offload != ON_DEVICES:
         return None
-    bytes_by_stage: Counter[int] = Counter()
+    stages: list[Counter[str]] = [Counter() for _ in range(plan.stages)]
     stored = habit.framework.parameters
-    parts = (stored.state_bytes, 1), (stored.gradient_bytes, 2), (stored.weight_bytes, 3)
+    parts = (
+        ("optimizer_bytes", stored.state_bytes, 1),
+        ("gradient_bytes", stored.gradient_bytes, 2),
+        ("parameter_bytes", stored.weight_bytes, 3),
+    )
     for stage, elements, ranks in _read_elements(plan, placed):
         ranks = min(ranks, habit.zero_ranks or ranks)
-        for size, level in parts:
-            bytes_by_stage[stage] += elements * size // (ranks if habit.zero >= level else 1)
-    return [bytes_by_stage[stage] for stage in range(plan.stages)]
+        for kind, size, level in parts:
+            stages[stage][kind] += elements * size // (ranks if habit.zero >= level else 1)
+    return [{kind: stage[kind] for kind, _, _ in parts} for stage in stages]
 
 
 def _passing_bytes(
