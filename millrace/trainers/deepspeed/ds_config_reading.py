@@ -33,6 +33,7 @@ from millrace.trainers.deepspeed.script_options import (
     count_of,
     is_on,
     options_of,
+    unread,
     without_auto,
 )
 from millrace.trainers.header import read_header
@@ -149,7 +150,7 @@ def _read(texts: _Texts, source: SettingsSource) -> ReadSettings:
             software=_software(keys),
         ),
         assumed=tuple(assumed),
-        ignored=(*texts.ignored, *_ignored(document)),
+        ignored=(*texts.ignored, *_ignored(document), *unread(texts.options)),
         unplanned=tuple(_unplanned(keys, degrees)),
         given=dict(flattened(texts.document))
         | {f"--{name}": value for name, value in texts.options.items()},
@@ -356,6 +357,8 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
             raise parameters.error("betas", "expected two numbers")
         pair = Keys(values={"beta1": betas[0], "beta2": betas[1]}, where=parameters.where)
         fields |= {name: pair.number(name, most=1.0) for name in ("beta1", "beta2")}
+    elif section.values:
+        fields |= {"beta1": 0.9, "beta2": 0.999}  # DeepSpeed's, PyTorch's and transformers'
     if "eps" in parameters.values:
         fields["epsilon"] = parameters.number("eps")
     rising = schedule.section("params")

@@ -24,6 +24,10 @@ PIPELINES = (
     "pp-size",
     "pipeline-model-parallel-size",
 )
+READ = (  # beside those that have a list or a row of their own
+    *("deepspeed", "deepspeed-config", "model", "model-config", "model-name-or-path", "recompute"),
+    *("attention", "attn-implementation", "stage-layers", "tf32", "adam-beta1", "adam-beta2"),
+)
 YES, NO = ("", "1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Settings that may be `auto`, by path: the argument that they are taken from, and its default.
 ARGUMENTS: dict[tuple[str, ...], tuple[str, Any]] = {
@@ -63,6 +67,19 @@ def options_of(arguments: Sequence[str]) -> dict[str, str]:
         elif name and not options[name]:
             options[name] = word
     return options
+
+
+def unread(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Options from which no job is read: of data, tokenizer, steps, saving and the like.
+
+    Parameters
+    ----------
+    options : mapping
+        The script's options, by name.
+    """
+    arguments = {name for name, _ in ARGUMENTS.values()}
+    read = {*READ, *LENGTHS, *RECOMPUTING, *PIPELINES, *arguments}
+    return tuple(f"--{name}" for name in options if name not in read)
 
 
 def is_on(options: Mapping[str, str], name: str) -> bool:

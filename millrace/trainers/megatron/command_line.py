@@ -175,7 +175,7 @@ def read(source: SettingsSource) -> ReadSettings:
     return replace(
         settings,
         ignored=(*_without_influence(given), *unknown, *others),
-        given=options_of(given),
+        given=options_of({"lr_decay_style": values["lr_decay_style"], **given}),
     )
 
 

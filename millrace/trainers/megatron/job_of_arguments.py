@@ -11,7 +11,7 @@ from millrace.trainers.job import TrainingJob
 from millrace.trainers.megatron.job_values import MEGATRON, SELECTIVE, UNFUSED_ATTENTION
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
-from millrace.trainers.trainer import ReadSettings, SettingsError
+from millrace.trainers.trainer import ReadSettings, SettingsError, share_of
 
 DEFAULT_NODE = 8  # devices of a node where nothing says how many
 # Arguments that change speed or memory and that a plan has no place for.
@@ -262,7 +262,7 @@ def _training(values: Mapping[str, Any]) -> TrainingSpec:
         learning_rate=rate,
         warmup_steps=values["lr_warmup_iters"] or 0,
         decay_steps=values["lr_decay_iters"] if decays else 0,
-        final_fraction=round(values["min_lr"] / rate, 9),
+        final_fraction=share_of(values["min_lr"], rate),
         beta1=values["adam_beta1"],
         beta2=values["adam_beta2"],
         epsilon=values["adam_eps"],

@@ -83,10 +83,16 @@ def read(source: SettingsSource) -> ReadSettings:
         assumed=tuple(assumed_of(given, nodes, per_node)),
         ignored=tuple(ignored_of(given)),
         unplanned=tuple(unplanned_of(given, job, copies)),
-        given=given.values
-        if given.table.version == TOML
-        else {"activation_checkpoint": "SelectiveAC", **given.values},
+        given=_usual(given) | given.values,
     )
+
+
+def _usual(given: GivenSettings) -> dict[str, Any]:
+    """Defaults that an export may say otherwise, or has other words for."""
+    usual = {} if given.table.version == TOML else {"activation_checkpoint": "SelectiveAC"}
+    decays = given.get("lr_scheduler.decay_ratio") != 0
+    decay = "lr_scheduler.decay_type"
+    return usual | ({decay: given.get(decay)} if decays else {})
 
 
 def _count(given: GivenSettings, name: str) -> int:
