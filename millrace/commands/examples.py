@@ -41,6 +41,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "millrace improve train_llama3_8b.sh --cluster h100:8x4 --measured 6.1",
         ),
         ("the same of an exported plan", "millrace improve titan --changes-only"),
+        (
+            "your own files with the best settings in them",
+            "millrace improve ds_config.json run.sh --cluster h100:8x2 --write better",
+        ),
     ),
     "export": (
         ("Megatron-LM's launch script of a plan", "millrace export plan.json --to megatron-core"),

@@ -28,7 +28,8 @@ Measured = Annotated[
     typer.Option(
         "--measured",
         metavar="SECONDS",
-        help="Step time as you measured it: predictions are corrected by it.",
+        help="Step time as you measured it: predictions are corrected by it where it lies in "
+        "their range; else it is said what to look for.",
     ),
 ]
 ChangesOnly = Annotated[

@@ -273,11 +273,27 @@ def show(
 
         answer(document, as_json, draw)
         return
-    differences = drawing.changes(before, load_plan(other, trust=trust))
+    _compare(before, load_plan(other, trust=trust), as_json)
+
+
+# Figures that are shown beside settings in which two plans differ.
+SHOWN_FIGURES = ("figures.memory_bytes_max", "figures.step_time_s", "figures.tokens_per_s")
+
+
+def _compare(before: "Plan", after: "Plan", as_json: bool) -> None:
+    """Answer with the settings in which two plans differ, else with values of the documents."""
+    from millrace import drawing
+    from millrace.improvement.setting_changes import plan_changes
+
+    differences = drawing.changes(before, after)
+    changes = plan_changes(before, after) or ()
+    settings = [change.document for change in changes]
+    rows = [{"path": row.name, "before": row.before, "after": row.after} for row in changes]
+    rows += [row for row in differences if changes and row["path"] in SHOWN_FIGURES]
     answer(
-        {"changes": differences},
+        {"changes": differences, "settings": settings},
         as_json,
-        lambda console: drawing.draw_changes(differences, console),
+        lambda console: drawing.draw_changes(rows or differences, console),
     )
 
 

@@ -136,10 +136,13 @@ def import_config(
     Scripts are not run: variables and conditions are worked out.
     """
     from millrace.files import check_writable, write_document
+    from millrace.improvement.setting_changes import left_out as left_out_of
 
     check_writable(output)
-    _, read, _ = read_settings(settings, source, nodes, gpus_per_node, values, cluster, left_out)
-    document = _documented(read)
+    trainer, read, _ = read_settings(
+        settings, source, nodes, gpus_per_node, values, cluster, left_out
+    )
+    document = _documented(read) | {"left_out": list(left_out_of(read, trainer))}
     if output is not None or cluster is not None:
         document["cluster"] = _cluster_text(read, cluster)
     if output is not None:
@@ -249,6 +252,7 @@ def _draw(read: "ReadSettings", document: dict[str, Any], console: "Console") ->
     lists = (
         ("not read, since no release has them", read.unread),
         ("without influence on a plan", read.ignored),
+        ("not as the plan has it, and so left out of an export", document["left_out"]),
     )
     for title, names in lists:
         if names:

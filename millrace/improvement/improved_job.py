@@ -16,7 +16,7 @@ from millrace.planner.memory import DEFAULT_RESERVE
 from millrace.planner.plan import Plan, Prediction
 from millrace.planner.search import Pins
 from millrace.planner.worker_processes import map_in_processes
-from millrace.published.step_time_range import plan_range
+from millrace.published.step_time_range import StepTimeRange, plan_range
 from millrace.requested_cluster import cluster_of, with_software
 from millrace.scaling.bottlenecks import resources, step_bottlenecks
 from millrace.simulator import SimulationError
@@ -84,9 +84,11 @@ class Improvement:
     predicted_s : float
         Seconds of its step as predicted.
     measured_s : float or None
-        Seconds as they were measured, where the user says; all others are corrected by it.
+        Seconds as they were measured, where the user says.
     range_text : str
         How sure the prediction is, in words.
+    expected : StepTimeRange or None
+        The range of the prediction; None where no published run is like the job.
     memory_bytes_max, spare_bytes : int
         Bytes on its fullest device, and what is left of it.
     bottlenecks : mapping
@@ -112,6 +114,7 @@ class Improvement:
     predicted_s: float
     measured_s: float | None
     range_text: str
+    expected: StepTimeRange | None
     memory_bytes_max: int
     spare_bytes: int
     bottlenecks: Mapping[str, float]
@@ -125,8 +128,13 @@ class Improvement:
 
     @property
     def correction(self) -> float:
-        """Factor on all predicted step times: the measured step over the predicted one."""
-        return self.measured_s / self.predicted_s if self.measured_s else 1.0
+        """Factor on all predicted step times: measured over predicted, within the range."""
+        return _correction(self.measured_s, self.predicted_s, self.expected)
+
+    @property
+    def unexpected(self) -> bool:
+        """True where the measured step lies outside of the range of the prediction."""
+        return _unexpected(self.measured_s, self.expected)
 
     @property
     def gaining(self) -> list[tuple[float, str, TrainingJob]]:
@@ -140,6 +148,21 @@ class Improvement:
             name = f"the best plan of {self.job.framework}"
             jobs.append((self.free_gain or 0.0, name, self.free_job))
         return sorted((row for row in jobs if row[0] > 0), key=lambda row: -row[0])
+
+
+def _unexpected(measured_s: float | None, expected: StepTimeRange | None) -> bool:
+    if measured_s is None or expected is None:
+        return False
+    return not expected.low_s <= measured_s <= expected.high_s
+
+
+def _correction(
+    measured_s: float | None, predicted_s: float, expected: StepTimeRange | None
+) -> float:
+    """Factor on predicted step times; 1 where another thing than predicted was measured."""
+    if measured_s is None or _unexpected(measured_s, expected):
+        return 1.0
+    return measured_s / predicted_s
 
 
 def speed_gain(gain: float) -> float:
@@ -177,7 +200,8 @@ def improved(
     given : mapping, optional
         Settings of the job as they are given (`ReadSettings.given`).
     measured_s : float, optional
-        Seconds of its step as measured, by which all predictions are corrected.
+        Seconds of its step as measured: predictions are corrected by it where it lies in their
+        range.
     free : bool
         Search for the framework's free plan too, which may take as long as `millrace plan`.
     processes : int
@@ -203,7 +227,8 @@ def improved(
     tell("planning the job as it runs")
     plan = planned_as_stated(job, named)
     today = prediction_of(plan)
-    correction = measured_s / today.step_time_s if measured_s else 1.0
+    expected, range_text = plan_range(plan, today.step_time_s)
+    correction = _correction(measured_s, today.step_time_s, expected)
     runs = capabilities(job.framework)
     changes = single_changes(job, runs)
     tried: list[Prediction | str] = []
@@ -230,7 +255,8 @@ def improved(
         plan=plan,
         predicted_s=today.step_time_s,
         measured_s=measured_s,
-        range_text=plan_range(plan, today.step_time_s)[1],
+        range_text=range_text,
+        expected=expected,
         memory_bytes_max=int(today.memory_bytes_max or 0),
         spare_bytes=_device_bytes(named) - int(today.memory_bytes_max or 0),
         bottlenecks=bottlenecks,

@@ -105,7 +105,8 @@ def improve(
     trainer : str, optional
         Whose settings they are; by default told from the settings.
     measured_s : float, optional
-        Seconds of its step as measured, by which predictions are corrected.
+        Seconds of its step as measured: predictions are corrected by it where it lies in their
+        range, and else left as they are.
     nodes, devices_per_node : int
         Of the job, where the settings leave them open.
     values : mapping, optional

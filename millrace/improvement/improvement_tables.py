@@ -2,6 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from millrace.comparison.comparison import (
+    COLLECTIVE_COST,
+    HOST_OVERHEAD,
+    OP_COST,
+    STRAGGLERS,
+    WAITING,
+)
 from millrace.drawing import filled, headline
 from millrace.improvement.improved_job import ChangeOutcome, Improvement, speed_gain
 from millrace.planner.formatting import size
@@ -10,6 +17,18 @@ from millrace.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Kinds of cause by which a run differs from its prediction, as `millrace compare` splits them.
+SLOWER = (
+    f"{OP_COST}: another precision, attention kernel or clock than the settings say",
+    f"{COLLECTIVE_COST}: a slow or shared link, a collective that takes another way",
+    f"{STRAGGLERS}: one slow device or host, which all wait for",
+    f"{WAITING}: other programs on the hosts, too few threads",
+    f"{HOST_OVERHEAD}: data loading, logging, checkpoints and evaluation within the step",
+)
+FASTER = (
+    "other settings than these: batch, sequence length, layers, packed or padded samples",
+    "another step: one microbatch instead of all, the forward pass alone",
+)
 LEAST_SHARE = 0.005  # of a step; what goes to less is not printed
 
 
@@ -47,6 +66,10 @@ def improvement_document(improvement: Improvement) -> dict[str, Any]:
         "predicted_s": improvement.predicted_s,
         "measured_s": improvement.measured_s,
         "correction": improvement.correction,
+        "measured_within_range": None
+        if improvement.measured_s is None or improvement.expected is None
+        else not improvement.unexpected,
+        "causes": list(causes(improvement)),
         "step_time_compared_with": improvement.range_text,
         "memory_bytes_max": improvement.memory_bytes_max,
         "spare_bytes": improvement.spare_bytes,
@@ -73,11 +96,7 @@ def today_lines(improvement: Improvement) -> list[str]:
     lines = [headline(improvement.plan)]
     lines.append(f"predicted step time {format_seconds(improvement.predicted_s)}")
     lines.append(f"  {improvement.range_text}")
-    if improvement.measured_s is not None:
-        lines.append(
-            f"measured step time {format_seconds(improvement.measured_s)}: all predictions below "
-            f"are multiplied by {improvement.correction:.3f}"
-        )
+    lines += _measured_lines(improvement)
     lines.append(
         f"{filled(improvement.plan, improvement.memory_bytes_max)}, "
         f"{_spare(improvement.spare_bytes)}"
@@ -89,6 +108,34 @@ def today_lines(improvement: Improvement) -> list[str]:
     ]
     lines.append(f"the step goes to {', '.join(parts)}")
     return lines
+
+
+def causes(improvement: Improvement) -> tuple[str, ...]:
+    """Causes that a measured step outside of the range can have; none where it is inside.
+
+    Parameters
+    ----------
+    improvement : Improvement
+        As `improved` returned it.
+    """
+    if improvement.measured_s is None or not improvement.unexpected:
+        return ()
+    return SLOWER if improvement.measured_s > improvement.predicted_s else FASTER
+
+
+def _measured_lines(improvement: Improvement) -> list[str]:
+    if improvement.measured_s is None:
+        return []
+    step = f"measured step time {format_seconds(improvement.measured_s)}"
+    reasons = causes(improvement)
+    if not reasons:
+        factor = f"{improvement.correction:.3f}"
+        return [f"{step}: all step times below are multiplied by {factor}"]
+    return [
+        f"{step}, outside of this range: something else than what is predicted takes the time, so "
+        f"predictions are left as they are. Look first for",
+        *(f"  {reason}" for reason in reasons),
+    ]
 
 
 def _spare(spare_bytes: int) -> str:

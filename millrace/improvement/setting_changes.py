@@ -1,14 +1,24 @@
 """Setting changes: the trainer's settings by which two jobs differ, in the user's own words."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.plan import Plan
+from millrace.trainers.catalogue import TRAINERS
 from millrace.trainers.job import TrainingJob
-from millrace.trainers.trainer import Trainer, number_text
+from millrace.trainers.job_of_plan import job_of
+from millrace.trainers.trainer import ReadSettings, Trainer, number_text
 
 # What says recomputation, in any trainer's words.
+AUTO = "auto"  # taken from another setting
+LEARNING = re.compile(
+    r"(?:^|[-_.])(?:lr|learning[-_]rate|decay|warmup|warm-up|adam|sgd|betas?|eps|momentum|clip"
+    r"|max_norm|gradient_clipping|scheduler|optim|optimizer\.(?:type|name)|train_steps)(?:[-_.]|$)"
+)
 SHORT = 60  # characters of a value that are shown; lists of modules have thousands
 PADDED = "vocab"  # in names of sizes that a trainer pads as its degrees want it
 RECOMPUTING = ("recompute", "activation_checkpoint", "gradient-checkpointing")
@@ -129,6 +139,48 @@ def setting_changes(
             continue
         changes.append(SettingChange(name=name, before=stated, after=value))
     return tuple(changes)
+
+
+def plan_changes(before: Plan, after: Plan) -> tuple[SettingChange, ...] | None:
+    """Changes of settings between plans of one framework; None where no trainer says both.
+
+    Parameters
+    ----------
+    before, after : Plan
+        The two plans.
+    """
+    name = before.cluster.software.name
+    if name != after.cluster.software.name:
+        return None
+    trainers = [trainer for trainer in TRAINERS.values() if name in trainer.frameworks]
+    for trainer in sorted(trainers, key=lambda trainer: trainer.name != name):
+        with suppress(InfeasibleError):
+            return setting_changes(job_of(before, trainer), job_of(after, trainer), trainer, {})
+    return None
+
+
+def left_out(read: ReadSettings, trainer: Trainer) -> tuple[str, ...]:
+    """Settings of the optimizer and its schedule that a plan, and so an export, does not have.
+
+    Parameters
+    ----------
+    read : ReadSettings
+        Settings as they were read.
+    trainer : Trainer
+        Whose they are.
+    """
+    try:
+        words = written_words(read.job, trainer, read.given)
+    except InfeasibleError:
+        return ()
+    return tuple(
+        f"{name} {_short(value)}"
+        for name, value in read.given.items()
+        if LEARNING.search(name)
+        and value not in (None, False, 0, AUTO)
+        and name not in read.ignored
+        and not _same(value, words.get(name))
+    )
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from millrace.planner.errors import PlanError
@@ -163,6 +164,23 @@ def number_text(value: float) -> str:
     text = "".join(map(str, digits))
     fraction = f".{text[1:]}" if len(text) > 1 else ""
     return f"{'-' * sign}{text[0]}{fraction}e{len(text) - 1 + int(exponent)}"
+
+
+def share_of(part: float, total: float) -> float:
+    """Share of a number, with nine digits where these are enough to have the part again.
+
+    Parameters
+    ----------
+    part, total : float
+        Numbers as settings have them.
+
+    Examples
+    --------
+    >>> share_of(3e-5, 3e-4), number_text(share_of(1e-5, 3e-4) * 3e-4)
+    (0.1, '1e-5')
+    """
+    short = round(part / total, 9)
+    return short if isclose(short * total, part, rel_tol=1e-12) else part / total
 
 
 def with_plain_numbers(text: str) -> str:

@@ -1,13 +1,16 @@
 """Changed files: a user's own, in which nothing but the settings of a change differs."""
 
+import re
+from dataclasses import replace
 from difflib import unified_diff
 
 import pytest
 
 from millrace.files import FileError
 from millrace.improvement.changed_files import changed_files
-from millrace.improvement.setting_changes import setting_changes
+from millrace.improvement.setting_changes import left_out, setting_changes
 from millrace.improvement.single_changes import single_changes
+from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.framework_tables import capabilities
@@ -201,3 +204,45 @@ def test_files_that_were_read_are_not_replaced(tmp_path):
     assert path == tmp_path / "b.toml"
     (path,) = write_texts({"a.toml": TITAN}, tmp_path / "c")
     assert path == tmp_path / "c" / "a.toml"
+
+
+def test_what_of_a_schedule_a_plan_does_not_have_is_said():
+    command = (
+        f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --micro-batch-size 1 "
+        "--global-batch-size 64 --bf16 --lr 3e-4 --min-lr 1e-5 --lr-warmup-iters 10 "
+        "--lr-decay-style linear --lr-warmup-fraction 0.01 --save ck --adam-beta2 0.95"
+    )
+    megatron = TRAINERS["megatron-core"]
+    read = megatron.read(SettingsSource(files={"": command}, values={}))
+    assert left_out(read, megatron) == ("--lr-decay-style linear", "--lr-warmup-fraction 0.01")
+    assert "--save" in read.ignored
+    words = megatron.write(read.job).arguments
+    for name, value in (("--lr", "3e-4"), ("--min-lr", "1e-5"), ("--lr-warmup-iters", "10")):
+        assert words[words.index(name) + 1] == value
+    deepspeed = TRAINERS["deepspeed"]
+    read = deepspeed.read(SOURCES["deepspeed"])
+    assert left_out(read, deepspeed) == ("--learning-rate 1e-4",)
+    optimizer = '{"optimizer": {"type": "AdamW", "params": {"lr": "auto"}},'
+    files = {"ds.json": ZERO.replace("{", optimizer, 1), "run.sh": TUNING}
+    read = deepspeed.read(replace(SOURCES["deepspeed"], files=files))
+    assert (read.job.training.beta2, left_out(read, deepspeed)) == (0.999, ())
+    titan = TRAINERS["torchtitan"]
+    read = titan.read(SOURCES["torchtitan"])
+    assert left_out(read, titan) == ("lr_scheduler.decay_type linear",)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "torchtitan", "nanotron"])
+def test_numbers_are_written_as_people_write_them(name):
+    pins = Pins.of({"dp": 8, "tp": 1, "pp": 1, "cp": 1, "micro_batch": 1, "recompute": "full"})
+    job = TrainingJob(
+        model=model_spec("llama3-8b", seq_len=2048, precision="bf16"),
+        training=TrainingSpec(learning_rate=3e-4, decay_steps=100, final_fraction=0.1),
+        global_batch=8,
+        nodes=1,
+        devices_per_node=8,
+        pins=Pins.of(pins.document | {"zero": 0}),
+        framework=name,
+    )
+    written = "\n".join(TRAINERS[name].write(job).files.values())
+    assert "3.0e-4" in written if name == "nanotron" else "3e-4" in written
+    assert not re.search(r"\d{9}|0\.000|e-0|99999|00001", written)

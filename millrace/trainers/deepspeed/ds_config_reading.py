@@ -353,6 +353,8 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
             raise parameters.error("betas", "expected two numbers")
         pair = Keys(values={"beta1": betas[0], "beta2": betas[1]}, where=parameters.where)
         fields |= {name: pair.number(name, most=1.0) for name in ("beta1", "beta2")}
+    elif section.values:
+        fields |= {"beta1": 0.9, "beta2": 0.999}  # DeepSpeed's, PyTorch's and transformers'
     if "eps" in parameters.values:
         fields["epsilon"] = parameters.number("eps")
     rising = schedule.section("params")

@@ -51,6 +51,7 @@ OTHERS = re.compile(
     r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|mamba|hybrid|"
     r"vlm|vl|clip|mimo|llava|multimodal)(?![a-z0-9])(?!.*(/.*/|gpt|llama))"
 )
+DECAY = "--lr-decay-style"  # linear where it is left out, which an export may say otherwise
 SELECTIVE, GRANULARITY = "--recompute-activations", "--recompute-granularity"
 CHUNKS, CHUNK = "--num-virtual-stages-per-pipeline-rank", "--num-layers-per-virtual-pipeline-stage"
 LEFT_TO_THE_SCRIPT = (
@@ -191,7 +192,7 @@ def read(source: SettingsSource) -> ReadSettings:
         assumed=(*assumed, *settings.assumed),
         ignored=(*given.without_influence(USUAL), *others),
         unread=tuple(dict.fromkeys(given.unread)),
-        given=given.options,
+        given={DECAY: "linear", **given.options},
     )
 
 

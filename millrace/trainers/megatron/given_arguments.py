@@ -1,6 +1,7 @@
 """Given arguments: values by destination, of which only those that are asked for are checked."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -67,12 +68,16 @@ class GivenArguments(Mapping[str, Any]):
     @property
     def options(self) -> dict[str, Any]:
         """Values that were asked for, by option as it is typed; a flag that is on is True."""
-        said = {dest: self._said[dest] for dest in self._asked if dest in self._said}
-        return {
-            each.name: self[dest] if each.flag is None else True
-            for dest, each in said.items()
-            if each.flag is None or each.flag is FLAGS.get(each.row.kind, each.flag)
-        }
+        options: dict[str, Any] = {}
+        for dest, said in self._said.items():
+            if dest not in self._asked:
+                continue
+            if said.flag is None:
+                with suppress(SettingsError):  # of a value that no plan depends on
+                    options[said.name] = self[dest]
+            elif said.flag is FLAGS.get(said.row.kind, said.flag):
+                options[said.name] = True
+        return options
 
     def gives(self, *dests: str) -> bool:
         """True if one of some destinations is given."""

@@ -15,7 +15,7 @@ from millrace.trainers.megatron.job_values import MEGATRON, usual_modules
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
 from millrace.trainers.megatron.unplanned_arguments import check_job, unplanned_sentences
-from millrace.trainers.trainer import ReadSettings, SettingsError
+from millrace.trainers.trainer import ReadSettings, SettingsError, share_of
 
 DEFAULT_NODE = 8  # devices of a node where nothing says how many
 CORE = ("core_attn",)  # the default of --recompute-modules
@@ -267,7 +267,7 @@ def _training(values: Mapping[str, Any]) -> TrainingSpec:
         learning_rate=rate,
         warmup_steps=_rate(values, "lr_warmup_iters", 0),
         decay_steps=steps if decays else 0,
-        final_fraction=round(least / rate, 9),
+        final_fraction=share_of(least, rate),
         beta1=_rate(values, "adam_beta1", usual.beta1),
         beta2=_rate(values, "adam_beta2", usual.beta2),
         epsilon=_rate(values, "adam_eps", usual.epsilon),

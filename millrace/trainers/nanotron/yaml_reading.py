@@ -20,7 +20,13 @@ from millrace.trainers.nanotron.setting_names import unread_names
 from millrace.trainers.nanotron.stage_layers import stage_layers
 from millrace.trainers.nanotron.yaml_writing import DTYPES, ENGINES, NAME, OVERLAP
 from millrace.trainers.scripts.launched import launches
-from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource, flattened
+from millrace.trainers.trainer import (
+    ReadSettings,
+    SettingsError,
+    SettingsSource,
+    flattened,
+    share_of,
+)
 from millrace.trainers.yaml_text import read_yaml
 
 SECTIONS = ("parallelism", "model", "tokens")  # that every configuration has, and no other YAML
@@ -216,7 +222,7 @@ def _training(keys: Keys, assumed: list[str]) -> TrainingSpec:
         }
     if lowest < rate and schedule.has("lr_decay_steps"):
         fields["decay_steps"] = warmup + schedule.integer("lr_decay_steps")
-        fields["final_fraction"] = round(lowest / rate, 9)
+        fields["final_fraction"] = share_of(lowest, rate)
     return TrainingSpec(**fields)
 
 

@@ -84,9 +84,7 @@ def read(source: SettingsSource) -> ReadSettings:
         ignored=tuple(ignored_of(given)),
         unplanned=tuple(unplanned_of(given, job, copies)),
         unread=tuple(given.unread),
-        given=given.values
-        if given.table.version == TOML
-        else {"activation_checkpoint": "SelectiveAC", **given.values},
+        given=_usual(given) | given.values,
     )
 
 
@@ -106,6 +104,14 @@ def _model(given: GivenSettings, source: SettingsSource, name: str) -> ModelSpec
         seq_len=seq_len,
         precision=precision,
     )
+
+
+def _usual(given: GivenSettings) -> dict[str, Any]:
+    """Defaults that an export may say otherwise, or has other words for."""
+    usual = {} if given.table.version == TOML else {"activation_checkpoint": "SelectiveAC"}
+    decays = given.get("lr_scheduler.decay_ratio") != 0
+    decay = "lr_scheduler.decay_type"
+    return usual | ({decay: given.get(decay)} if decays else {})
 
 
 def _count(given: GivenSettings, name: str) -> int:

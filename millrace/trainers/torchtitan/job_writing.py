@@ -71,7 +71,7 @@ def write(job: TrainingJob) -> WrittenSettings:
         },
         arguments=("--module", MODULE, "--config", FUNCTION, *_overrides(settings, checkpoint)),
         unsaid=(*unsaid, LEFT_TO_THE_MODULE),
-        settings={**settings, POLICY: checkpoint},
+        settings={**settings, **_optimizer_settings(job), POLICY: checkpoint},
     )
 
 
@@ -204,6 +204,19 @@ def _optimizer(job: TrainingJob) -> str:
         f"lr={number_text(training.learning_rate)}, betas=({betas}), "
         f"eps={number_text(training.epsilon)}, weight_decay={number_text(training.weight_decay)}"
     )
+
+
+def _optimizer_settings(job: TrainingJob) -> dict[str, Any]:
+    training = job.training
+    values = {
+        "lr": training.learning_rate,
+        "betas": [training.beta1, training.beta2],
+        "beta1": training.beta1,
+        "beta2": training.beta2,
+        "eps": training.epsilon,
+        "weight_decay": training.weight_decay,
+    }
+    return {f"optimizer.{name}": value for name, value in values.items()}
 
 
 def _keywords(settings: dict[str, Any], section: str) -> str:
