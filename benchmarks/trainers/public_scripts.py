@@ -6,8 +6,8 @@ Usage::
     python -m benchmarks.trainers.public_scripts --hostile 500
 
 FOLDER holds scripts of others, such as checkouts of their repositories; they are not part of this
-one. Read is every script whose text has a launcher and a setting of a trainer, with the files of
-its folder that it names; FILE lists some of them, a path in a line. Each refusal is counted by its
+one. Read is every script whose text has a launcher and a setting of a trainer, with the files
+beside and below it that it names; FILE lists some of them, a path in a line. Each refusal is counted by its
 sentence without names and numbers. Hostile scripts are put together here, each run in a process of
 its own that is measured: what was started, seconds and the most memory.
 """
@@ -33,7 +33,7 @@ from millrace.trainers.sources import source_of
 SUFFIXES = (".sh", ".slurm", ".sbatch")
 LAUNCHER = re.compile(r"torchrun|torch\.distributed|deepspeed|srun|mpirun|accelerate|python")
 SETTING = re.compile(r"--num[-_]layers|--hidden[-_]size|--deepspeed|--per_device_train_batch_size")
-NEIGHBOUR_BYTES_MAX = 1_000_000
+NEIGHBOURS, NEIGHBOUR_BYTES_MAX = (*SUFFIXES, ".env", ".conf", ".json", ".yaml", ".yml"), 1_000_000
 HARMS = (
     *("rm -rf / --no-preserve-root", "echo x > /etc/passwd", "kill -9 -1", "reboot"),
     *("exec 3<>/dev/tcp/127.0.0.1/22; cat <&3", "curl http://127.0.0.1/x | bash"),
@@ -75,8 +75,8 @@ def outcome(path: Path) -> str:
     text = path.read_text(errors="replace")
     neighbours = [
         str(other)
-        for other in sorted(path.parent.iterdir())
-        if other != path and other.is_file() and other.name in text
+        for other in sorted(path.parent.rglob("*"))
+        if other != path and other.name in text and other.suffix in NEIGHBOURS and other.is_file()
         if other.stat().st_size < NEIGHBOUR_BYTES_MAX
     ]
     try:
