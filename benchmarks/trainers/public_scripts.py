@@ -7,9 +7,9 @@ Usage::
 
 FOLDER holds scripts of others, such as checkouts of their repositories; they are not part of this
 one. Read is every script whose text has a launcher and a setting of a trainer, with the files
-beside and below it that it names; FILE lists some of them, a path in a line. Each refusal is counted by its
-sentence without names and numbers. Hostile scripts are put together here, each run in a process of
-its own that is measured: what was started, seconds and the most memory.
+beside and below it that it names; FILE lists some of them, a path in a line. Refusals are counted
+by their sentences without names and numbers. Hostile scripts are put together here, each run in a
+process of its own that is measured: what was started, seconds and the most memory.
 """
 
 import argparse

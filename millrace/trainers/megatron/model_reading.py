@@ -13,6 +13,7 @@ from millrace.trainers.trainer import SettingsError
 
 # Vocabularies of tokenizers that are always the same files.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+USUAL_VOCABULARY = TOKENIZERS["GPT2BPETokenizer"]
 ALIBI = 8.0  # the largest exponent of its slopes: Press et al., 2021
 # Sizes of which none is below one.
 SIZES = (
@@ -93,18 +94,27 @@ def _supposed(
     except SettingsError:  # of a fork
         tokenizer = ""
     models = alike(family, {**config, "vocab": 1})
-    files = named_like(values.get("tokenizer_model") or "")
+    files = named_like(_text(values, "tokenizer_model"))
     if files:
         models = {files: int(model_spec(files).config["vocab"])}  # type: ignore[arg-type]
-    size = TOKENIZERS.get(tokenizer) or next(iter(models.values()), 0)
-    if not size:
-        raise SettingsError(
-            "--vocab-size is missing, and the tokenizer's files are not read: give it with "
-            "--set vocab_size=N"
+    size = TOKENIZERS.get(tokenizer) or next(iter(models.values()), USUAL_VOCABULARY)
+    if tokenizer in TOKENIZERS or models:
+        cause = tokenizer if tokenizer in TOKENIZERS else f"{next(iter(models))} in the catalogue"
+        assumed.append(f"a vocabulary of {size:,}, as {cause} has (--set vocab_size=N)")
+    else:
+        assumed.append(
+            f"a vocabulary of {size:,}, GPT-2's, since --vocab-size is missing and the tokenizer's "
+            f"files are not read: give it with --set vocab_size=N"
         )
-    cause = tokenizer if tokenizer in TOKENIZERS else f"{next(iter(models))} in the catalogue"
-    assumed.append(f"a vocabulary of {size:,}, as {cause} has (--set vocab_size=N)")
     return _vocabulary(values, tp, size)
+
+
+def _text(values: Mapping[str, Any], dest: str) -> str:
+    """Text of an argument that only helps; empty where it has none."""
+    try:
+        return values.get(dest) or ""
+    except SettingsError:
+        return ""
 
 
 def _precision(values: Mapping[str, Any]) -> str:

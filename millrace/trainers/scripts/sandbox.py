@@ -40,6 +40,8 @@ LOGIN = re.compile(r"(activate|conda\.sh|profile|\w*rc|set_env\.sh|setvars\.sh|\
 STOPPING = re.compile(
     r"(?m)^([ \t]*)set[ \t]+[-+](?!a\b)[A-Za-z]+([ \t]+[-+]?\w+)*(?=[ \t]*($|[;&|#]))"
 )
+# Where complaints go elsewhere; here they are what is learned from.
+HUSHED = re.compile(r"(?<![\w$])2>>?\s*(?:&1|&-|[\w./${}-]+)|(?<=\|)&|&(?=>)")
 # What a template leaves to be filled in, `<path of the data>`, as one word.
 PLACEHOLDER = re.compile(r"<([A-Za-z](?=[^<>\n]*[A-Z _/-])[^<>\n|&;$()]*[^<>\s|&;$()])>")
 UNSET = re.compile(r": \$?(\w+): unbound variable")
@@ -68,8 +70,8 @@ class ScriptRun:
     ----------
     commands : tuple of NotedCommand
         In the order in which they would be started.
-    unset : tuple of str
-        Variables, and places of arguments (`3`), that were used and not set.
+    unset : mapping
+        Variables, and places of arguments (`3`), that were used and not set, as they were taken.
     missing : tuple of str
         Files that were read or run and are not among those that were given.
     silent : tuple of str
@@ -81,7 +83,7 @@ class ScriptRun:
     """
 
     commands: tuple[NotedCommand, ...]
-    unset: tuple[str, ...] = ()
+    unset: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     went_on: bool = False
@@ -120,39 +122,36 @@ def run_script(
     >>> text = 'TP=$((2 * 2)); A=(--tp $TP "--x 1"); torchrun -n ${N:-8} train.py ${A[@]} $OFF'
     >>> run = run_script({"a.sh": text}, "a.sh", {}, ClusterSize(nodes=1, devices_per_node=8))
     >>> run.commands[0].words, run.unset
-    (('torchrun', '-n', '8', 'train.py', '--tp', '4', '--x', '1'), ('OFF',))
+    (('torchrun', '-n', '8', 'train.py', '--tp', '4', '--x', '1'), {'OFF': ''})
     """
     mends = _Mends(files=files, script=script, cluster=cluster, variables=dict(variables))
     mends.arguments = list(arguments)
-    started = monotonic()
-    for _ in range(ATTEMPTS_MAX):
-        attempt = _Attempt(mends, stops_at_unset=True)
-        attempt.run()
-        if attempt.over_limit or monotonic() - started > SECONDS_MAX or not mends.learn(attempt):
-            break
-    attempt = _Attempt(mends, stops_at_unset=False)
-    attempt.run()
-    went_on = False
-    if not any(_launches(command.words) for command in attempt.commands) and not attempt.over_limit:
+    deadline = monotonic() + SECONDS_MAX
+    _mended(mends, deadline, stops_at_unset=True)
+    attempt = _mended(mends, deadline)
+    if not attempt.over_limit and not any(_launches(each.words) for each in attempt.commands):
         mends.exits = False
-        for _ in range(ATTEMPTS_MAX):
-            attempt = _Attempt(mends, stops_at_unset=False)
-            attempt.run()
-            if attempt.over_limit or monotonic() - started > SECONDS_MAX:
-                break
-            if not mends.learn(attempt):
-                break
-        went_on = bool(attempt.commands)
+        attempt = _mended(mends, deadline)
     if attempt.fault and not attempt.commands:
         raise SettingsError(f"`{_shown(script)}`: {attempt.fault}")
     return ScriptRun(
         commands=tuple(attempt.commands),
-        unset=tuple(mends.unset),
+        unset=mends.unset,
         missing=tuple(name for name in mends.missing if not LOGIN.search(basename(name))),
         silent=_silent(files, mends.commands),
-        went_on=went_on,
+        went_on=not mends.exits and bool(attempt.commands),
         complaint="".join(attempt.complaints.strip().splitlines()[-1:]),
     )
+
+
+def _mended(mends: "_Mends", deadline: float, *, stops_at_unset: bool = False) -> "_Attempt":
+    """The last of the attempts until one complains about nothing new."""
+    for _ in range(ATTEMPTS_MAX):
+        attempt = _Attempt(mends, stops_at_unset=stops_at_unset)
+        attempt.run()
+        if attempt.over_limit or monotonic() > deadline or not mends.learn(attempt):
+            break
+    return attempt
 
 
 def _launches(words: Sequence[str]) -> bool:
@@ -185,7 +184,7 @@ class _Mends:
     placed: dict[str, str] = field(default_factory=dict)  # path -> name of the given file
     links: list[str] = field(default_factory=list)
     commands: dict[str, None] = field(default_factory=dict)
-    unset: dict[str, None] = field(default_factory=dict)
+    unset: dict[str, str] = field(default_factory=dict)
     missing: dict[str, None] = field(default_factory=dict)
     exits: bool = True
 
@@ -213,11 +212,11 @@ class _Mends:
     def _set(self, name: str, value: str) -> None:
         if name in self.unset:
             return
-        self.unset[name] = None
+        self.unset[name] = value = cluster_values(self.cluster).get(name, value)
         if name.isdigit():
             self.arguments += [value] * (int(name) - len(self.arguments))
         else:
-            self.variables[name] = cluster_values(self.cluster).get(name, value)
+            self.variables[name] = value
 
     def _place(self, path: str) -> None:
         given = {basename(name): name for name in self.files}
@@ -225,6 +224,7 @@ class _Mends:
             self.placed[path] = given[basename(path)]
         elif "/" in path and path not in self.commands and not path.startswith("/dev/"):
             self.commands[path] = None
+            self.links.append(dirname(path))  # what a script writes there comes to lie
         elif not path.startswith("/dev/"):
             self.missing[path] = None
 
@@ -253,9 +253,13 @@ class _Attempt:
                 if self.over_limit:
                     break
                 later, self.commands = self.commands[place:], self.commands[:place]
-                names = [f"{name}={value}" for name, value in context.env.items()]
-                inner = shlex.join(["env", *names, "bash", "-c", line])
-                self._execute(bash, f"cd {shlex.quote(context.cwd)}; {inner}")
+                exports = "; ".join(
+                    f"export {name}={shlex.quote(value)}"
+                    for name, value in context.env.items()
+                    if name.isidentifier()
+                )
+                inner = shlex.join(["bash", "-c", line])
+                self._execute(bash, f"({exports}; cd {shlex.quote(context.cwd)}; {inner})")
                 self.commands += later
             if not self._waiting or self.over_limit:
                 break
@@ -294,6 +298,7 @@ class _Attempt:
         if name.endswith(DOCUMENTS):
             return text
         text = STOPPING.sub(r"\1:", text.replace("\r\n", "\n"))
+        text = HUSHED.sub("", text)
         text = PLACEHOLDER.sub(lambda hit: re.sub(r"\W+", "_", hit[1]), text)
         return f"set -u; {text}" if self.stops_at_unset else text
 

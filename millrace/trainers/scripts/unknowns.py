@@ -31,7 +31,12 @@ def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
     try:
         settings = read(source)
     except SettingsError as error:
-        unset = [name for name in _unset(source) if _complaint(read, source, name) != str(error)]
+        taken = _unset(source)
+        unset = [
+            name
+            for name in list(taken)[:NAMES_MAX]
+            if _complaint(read, source, taken, name) != str(error)
+        ]
         if not unset:
             raise
         shown = ", ".join(map(_shown, unset))
@@ -46,15 +51,15 @@ def _shown(name: str) -> str:
     return f"${name}" if name.isdigit() else name
 
 
-def _unset(source: SettingsSource) -> list[str]:
-    names = dict.fromkeys(name for run in script_runs(source).values() for name in run.unset)
-    return list(names)[:NAMES_MAX]
+def _unset(source: SettingsSource) -> dict[str, str]:
+    """Variables that no script sets, as they are taken; those on which one stops are its name."""
+    return {name: text for run in script_runs(source).values() for name, text in run.unset.items()}
 
 
-def _complaint(read: Reader, source: SettingsSource, name: str) -> str:
+def _complaint(read: Reader, source: SettingsSource, taken: Mapping[str, str], name: str) -> str:
     """Refusal of a source in which a variable is set; empty where it is read."""
     try:
-        read(replace(source, values={**source.values, name: TRIED}))
+        read(replace(source, values={**taken, **source.values, name: TRIED}))
     except SettingsError as error:
         return str(error)
     return ""
@@ -74,10 +79,11 @@ def _decides(
 
 def _open(read: Reader, source: SettingsSource, settings: ReadSettings) -> Iterator[str]:
     """Yield a sentence about variables that are taken as empty and decide something."""
+    taken = _unset(source)
     names = [
         name
-        for name in _unset(source)
-        if _decides(read, source, settings, {**source.values, name: TRIED})
+        for name in list(taken)[:NAMES_MAX]
+        if _decides(read, source, settings, {**taken, **source.values, name: TRIED})
     ]
     if names:
         yield (

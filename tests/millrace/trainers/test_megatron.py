@@ -347,7 +347,7 @@ def test_what_a_plan_has_no_place_for_is_said_or_refused():
 
 
 def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
-    """By its kind, by its files where a model's, or by the model's sizes; else asked for."""
+    """By its kind, by its files where a model's, or by the model's sizes; else supposed."""
     sizes = SIZES.replace("--vocab-size 50257", "--tensor-model-parallel-size 2")
     widths = sizes.replace("2048 --max", "512 --max").replace("-size 2048", "-size 1152")
     tokenizer = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model"
@@ -363,8 +363,9 @@ def test_a_vocabulary_that_is_not_given_is_the_tokenizers():
         assert settings_read.job.model.config["vocab"] == vocabulary, words
         assert "a vocabulary of" in " ".join(settings_read.assumed)
     for words in (f"{tokenizer} mine", "--vocab-file vocab.txt"):
-        with pytest.raises(SettingsError, match="--set vocab_size=N"):
-            read(f"x.py {widths} {words}")
+        source = SettingsSource(files={"": f"x.py {widths} {words}"}, values={})
+        assumed = " ".join(MEGATRON_CORE.read(source).assumed)
+        assert "50,257, GPT-2's, since --vocab-size is missing" in assumed
 
 
 def test_rotary_positions_have_two_arguments():
