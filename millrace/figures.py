@@ -229,6 +229,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")
     summary |= dict.fromkeys(missing) | plan.figures
+    summary["layout_bytes_max"] = layout_bytes(plan)
     summary["reserve_bytes"] = reserve_bytes(plan)
     summary |= range_document(plan, summary["step_time_s"])
     summary["profile_warning"] = profile_warning(plan.cluster)

@@ -11,7 +11,7 @@ from millrace.api.explanations import ExplanationResult
 from millrace.api.plan_figures import PlanChoices, PlanPrediction
 from millrace.api.plan_search import opened_question, search, searched_again
 from millrace.api.views import ResultView, ShownResult, check_matplotlib, table_view
-from millrace.figures import idle_devices, layout_bytes, plan_summary
+from millrace.figures import idle_devices, plan_summary
 from millrace.files import load_plan, write_document
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec, TrainingSpec
@@ -76,10 +76,7 @@ class PlanResult(ShownResult):
     @property
     def document(self) -> dict[str, Any]:
         """Fields as `millrace plan --json` has them."""
-        summary = plan_summary(self.plan) | {
-            "layout_bytes_max": layout_bytes(self.plan),
-            "search_time_s": self.search_time_s,
-        }
+        summary = plan_summary(self.plan) | {"search_time_s": self.search_time_s}
         if self.search_log is not None:
             summary["layers"] = self.search_log.timed(summary["layers"])
         return summary

@@ -178,7 +178,6 @@ def left_out(read: ReadSettings, trainer: Trainer) -> tuple[str, ...]:
         for name, value in read.given.items()
         if LEARNING.search(name)
         and value not in (None, False, 0, AUTO)
-        and name not in read.ignored
         and not _same(value, words.get(name))
     )
 

@@ -51,7 +51,7 @@ def difference(values: Mapping[str, Sequence[object]], row: Mapping[str, Any]) -
     """
     mixed = row.get("mixed")
     if mixed is None:  # it was not solved, or is of another kind
-        return str(row["plan"])
+        return str(row.get("plan", ""))
     words = []
     for name in ROLES:
         others = mixed.get(name, [row[name]])

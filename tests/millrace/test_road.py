@@ -47,7 +47,7 @@ def test_a_plan_is_found_written_and_shown_with_the_same_figures(answer, tmp_pat
     first = path.read_bytes()
     assert answer(*question, "-o", path)[0] == 0
     assert path.read_bytes() == first
-    assert answer("show", path, path) == (0, {"changes": []})
+    assert answer("show", path, path) == (0, {"changes": [], "settings": []})
 
 
 @pytest.mark.parametrize(

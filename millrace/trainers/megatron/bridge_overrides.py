@@ -102,7 +102,11 @@ RESET = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
     *("num_virtual_stages_per_pipeline_rank", "pipeline_model_parallel_layout"),
 )
-_FIRST = ("model.cp_comm_type",)  # Megatron-LM has a list of one
+# Lists, of which a single member may go without brackets, and what is meant by none.
+_LISTS: dict[str, list[str] | None] = {
+    "model.cp_comm_type": ["p2p"],
+    "model.recompute_modules": None,
+}
 # Values of Megatron-LM that Bridge's plain recipe has otherwise.
 _PLAIN = {"num_query_groups": None, "bf16": True, "vocab_size": 0}
 MIXED = {
@@ -197,7 +201,7 @@ def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             value = list(layer_pattern(f"--{dest.replace('_', '-')}", value, layers) or ())
         if dest == "window_size" and value is not None:
             value = [int(part) for part in str(value).split(",")]
-        if path in _FIRST:
+        if path == "model.cp_comm_type":
             value = value[0]
         if path in _INVERTED:
             value = not value
@@ -321,6 +325,8 @@ def _value(path: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
+        if text[:1] == "[":  # names in a list go without quotes
+            return [word.strip(" \"'") for word in text.strip("[]").split(",")]
         return text.strip("\"'")
 
 
@@ -352,8 +358,8 @@ def _assign(values: dict[str, Any], path: str, value: Any) -> None:
         )
     if path in _INVERTED:
         value = not value
-    if path in _FIRST:
-        value = [value] if isinstance(value, str) else value or ["p2p"]
+    if path in _LISTS:
+        value = [value] if isinstance(value, str) else value or _LISTS[path]
     if path == "model.window_size" and value is not None:
         value = ",".join(str(part) for part in value)
     if path == "model.pipeline_model_parallel_layout" and isinstance(value, list):

@@ -67,14 +67,12 @@ class GivenArguments(Mapping[str, Any]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Values that were asked for, by option as it is typed; a flag that is on is True."""
+        """Values by option as it is typed; a flag that is on is True."""
         options: dict[str, Any] = {}
-        for dest, said in self._said.items():
-            if dest not in self._asked:
-                continue
+        for said in self._said.values():
             if said.flag is None:
                 with suppress(SettingsError):  # of a value that no plan depends on
-                    options[said.name] = self[dest]
+                    options[said.name] = value_of(said.row, said.name, said.words)
             elif said.flag is FLAGS.get(said.row.kind, said.flag):
                 options[said.name] = True
         return options

@@ -141,7 +141,7 @@ def plan_by_estimates(request: SearchRequest, record: SearchLog | None = None) -
     """Plan by the planner's own cost and estimate of memory; None where none fits."""
     nothing = (LAID_OUT,) * request.cluster.devices
     try:
-        with patch.object(settling, "plan_memory", lambda plan: nothing[: plan.stages]):
+        with patch.object(settling, "needed_memory", lambda plan: nothing[: plan.stages]):
             return search(request, record=record)
     except InfeasibleError:
         return None
