@@ -153,7 +153,7 @@ def change_table(improvement: Improvement) -> "Table":
     from rich.table import Table
 
     table = Table(title="single changes", title_justify="left")
-    table.add_column("change", overflow="fold")
+    table.add_column("change", overflow="fold", max_width=14)
     for column in ("step", "time", "tokens/s", "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("fits", no_wrap=True)

@@ -23,7 +23,7 @@ from tests.planner.search.enumeration import Enumerator
 from tests.planner.search.small_models import small_graph
 
 MIXED = 46  # questions from here on are about recomputation
-QUESTIONS = (*range(49), 56, 61, 63, 73, 76, 227)
+QUESTIONS = (*range(49), 56, 61, 63, 73, 178, 227)
 # Long, or of a kind of which others are asked: only with -m exhaustive.
 LONG = (8, 26, 41, 47, 49, 56, 59, *(seed for seed in range(200, 500) if seed not in QUESTIONS))
 # Sides of the answers to some, which are why these are asked.
@@ -41,7 +41,7 @@ SHOWN = {
     49: {"2 axes", "none", "full", "limited"},
     61: {"1 axis", "none", "full", "limited"},
     73: {"1 axis", "limited"},  # nor here
-    76: {"2 axes", "none", "selective", "limited"},
+    178: {"2 axes", "none", "selective", "limited"},
 }
 # Memory that every stage is laid out in: none, so that estimates alone decide what fits.
 LAID_OUT = StageMemory(
