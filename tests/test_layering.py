@@ -89,7 +89,7 @@ BUDGET = {
     "planner": 21_673,
     "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 25_359,
+    "millrace": 25_366,
     "tests": 50_862,
     "benchmarks": 10_277,
 }

@@ -148,7 +148,8 @@ def import_config(
     if output is not None:
         write_document(output, planned_job(read, cluster))
         say(f"plan written to {output}")
-    answer(document, as_json, lambda console: _draw(read, document, console))
+    schedule = document["left_out"] if output is not None else []
+    answer(document, as_json, lambda console: _draw(read, document, schedule, console))
 
 
 def read_settings(
@@ -228,7 +229,9 @@ def _documented(read: "ReadSettings") -> dict[str, Any]:
     }
 
 
-def _draw(read: "ReadSettings", document: dict[str, Any], console: "Console") -> None:
+def _draw(
+    read: "ReadSettings", document: dict[str, Any], left_out: list[str], console: "Console"
+) -> None:
     job = read.job
     where = document["cluster"] or f"{job.nodes} nodes of {job.devices_per_node} devices"
     console.print(
@@ -252,7 +255,7 @@ def _draw(read: "ReadSettings", document: dict[str, Any], console: "Console") ->
     lists = (
         ("not read, since no release has them", read.unread),
         ("without influence on a plan", read.ignored),
-        ("not as the plan has it, and so left out of an export", document["left_out"]),
+        ("not as the plan has it, and so left out of an export", left_out),
     )
     for title, names in lists:
         if names:

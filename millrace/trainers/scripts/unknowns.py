@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from posixpath import basename
 
+from millrace.models.spec import TrainingSpec
 from millrace.trainers.scripts.launched import launches, main_launch, script_runs
 from millrace.trainers.scripts.sandbox import TYPED
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
@@ -73,8 +74,14 @@ def _decides(
         other = read(replace(source, values=values))
     except SettingsError:
         return True
-    compared = [(each.job, each.unplanned, each.unread) for each in (other, settings)]
-    return compared[0] != compared[1]
+    return _deciding(other) != _deciding(settings)
+
+
+def _deciding(settings: ReadSettings) -> tuple[object, ...]:
+    """Part of settings that a plan depends on: no learning rates."""
+    training = settings.job.training
+    usual = TrainingSpec(optimizer=training.optimizer, attention=training.attention)
+    return replace(settings.job, training=usual), settings.unplanned, settings.unread
 
 
 def _open(read: Reader, source: SettingsSource, settings: ReadSettings) -> Iterator[str]:
