@@ -283,6 +283,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Buckets are those of our own compiler, as large as
         `millrace.planner.costs.bucket_sizes.bucket_bytes` says for so many bytes of state in all,
         instead of `bucket_bytes`; 0: they are not.
+    compiled
+        torch.compile makes the kernels of blocks and of the loss, which `fusion` counts already.
     selective, expert_selective
         What selective recomputation makes again; in models with experts the second, where there is
         one.
@@ -304,6 +306,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bucket_part_bytes: int = 0
     whole_blocks: bool = False
     pads: bool = False
+    compiled: bool = False
     gradient_bytes: int = 0
     state_ranks: int = 0
     broadcast_ns: int = 0

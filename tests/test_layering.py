@@ -86,10 +86,10 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 21_673,
+    "planner": 21_680,
     "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 25_366,
+    "millrace": 25_368,
     "tests": 50_862,
     "benchmarks": 10_277,
 }

@@ -84,7 +84,7 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
     if flag(row, "overlap") is False:
         software = replace(software, pieces=(), overlap=0.0)
     if flag(row, "compiled"):
-        software = replace(software, fusion=software.fusion * COMPILED_BYTES)
+        software = replace(software, fusion=software.fusion * COMPILED_BYTES, compiled=True)
     if modules := row.get("recompute_modules", "").split():
         if unknown := sorted({*modules} - RECOMPUTE_MODULES.keys()):
             raise InexpressibleError(f"recompute_modules: `{unknown[0]}` is none that is planned")

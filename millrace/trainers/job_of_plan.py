@@ -81,6 +81,8 @@ def _software(software: Software, experts: bool) -> dict[str, str]:
     if again and again != rule.again:
         modules = (name for name, parts in RECOMPUTE_MODULES.items() if {*parts} <= {*again})
         words["recompute_modules"] = " ".join(modules)
+    if software.compiled:
+        words["compiled"] = "1"
     if software.state_ranks:
         words["shard_group"] = str(software.state_ranks)
     return words

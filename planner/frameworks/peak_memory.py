@@ -17,7 +17,12 @@ from math import prod
 from millrace.models.graph import ITEMSIZE, Graph, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.planner.compile.placement import PlacedOp, place
-from millrace.planner.frameworks.framework_memory import USUAL, FrameworkMemory, memory_of_run
+from millrace.planner.frameworks.framework_memory import (
+    USUAL,
+    FrameworkMemory,
+    LossKernel,
+    memory_of_run,
+)
 from millrace.planner.frameworks.framework_tables import framework_memory, has_account
 from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
@@ -80,27 +85,28 @@ def habit_of(plan: Plan) -> MemoryHabit | None:
     plan : Plan
         The plan; its parallelism and recomputation say which habits count.
     """
-    name = plan.cluster.software.name
-    if not has_account(name):
+    software = plan.cluster.software
+    if not has_account(software.name):
         return None
     shown = roles(plan, plan.graph)
     degrees = {role: value for role, value in shown.items() if isinstance(value, int)}
     memory = memory_of_run(
-        framework_memory(name),
+        framework_memory(software.name),
         precision=plan.model.precision,
         tp=degrees.get("tp", 1),
         pp=plan.stages,
+        loss=LossKernel.COMPILED if software.compiled else "",
     )
     zero = degrees.get("zero")  # hybrid ZeRO is as the plan has it
     if zero is not None and plan.stages > 1 and memory.pipelined_zero is not None:
         zero = min(zero, memory.pipelined_zero)
-    every_second = plan.cluster.software.selective.every_second
+    unread = software.selective.every_second and not software.compiled
     return MemoryHabit(
         framework=memory,
         zero=zero,
-        zero_ranks=plan.cluster.software.state_ranks or None,
+        zero_ranks=software.state_ranks or None,
         gathers_again=bool(shown["sequence_parallel"]) or degrees.get("cp", 1) > 1,
-        unread=every_second and shown["recompute"] == "selective",
+        unread=unread and shown["recompute"] == "selective",
     )
 
 
