@@ -187,7 +187,7 @@ def _count(words: Sequence[str], names: Sequence[str]) -> int:
         if not equals:
             value = words[position + 1] if position + 1 < len(words) else ""
         value = value.rpartition(":")[2]  # torchrun's `MIN:MAX`, Slurm's `gpu:a100:8`
-        if not re.match(r"[-+]?[0-9]", value):  # `auto`, `gpu`, or left open
+        if not re.match(r"[-+]?[0-9]", value) or value == "0":  # `auto`, or counted from nothing
             continue
         if not re.fullmatch(r"[0-9]{1,7}", value) or not 1 <= int(value) <= NODES_MAX:
             raise SettingsError(

@@ -79,7 +79,7 @@ class ScriptRun:
     went_on : bool
         The script stopped before it started a program, and was let go on.
     complaint : str
-        The interpreter's last, such as of a command that failed.
+        The interpreter's last, such as of a command that failed; else what the script says last.
     """
 
     commands: tuple[NotedCommand, ...]
@@ -140,7 +140,7 @@ def run_script(
         missing=tuple(name for name in mends.missing if not LOGIN.search(basename(name))),
         silent=_silent(files, mends.commands),
         went_on=not mends.exits and bool(attempt.commands),
-        complaint="".join(attempt.complaints.strip().splitlines()[-1:]),
+        complaint="".join((attempt.complaints or attempt.said).strip().splitlines()[-1:]),
     )
 
 
@@ -237,6 +237,7 @@ class _Attempt:
         self.stops_at_unset = stops_at_unset
         self.commands: list[NotedCommand] = []
         self.complaints = ""
+        self.said = ""
         self.fault = ""
         self.over_limit = False
         self._waiting: list[tuple[int, str, BuiltinContext]] = []
@@ -308,6 +309,7 @@ class _Attempt:
     def _execute(self, bash: "Bash", line: str) -> None:
         result = bash.execute_sync(line)
         self.complaints += result.stderr
+        self.said = result.stdout
         limit = re.search(r"resource limit exceeded: .*", result.stderr)
         if limit or result.error:
             self.over_limit = True

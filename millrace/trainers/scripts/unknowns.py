@@ -33,19 +33,26 @@ def read_scripts(read: Reader, source: SettingsSource) -> ReadSettings:
         settings = read(source)
     except SettingsError as error:
         taken = _unset(source)
-        unset = [
-            name
-            for name in list(taken)[:NAMES_MAX]
-            if _complaint(read, source, taken, name) != str(error)
-        ]
+        unset = list(taken)[:NAMES_MAX]
+        if launches(source):
+            unset = [x for x in unset if _complaint(read, source, taken, x) != str(error)]
+        cause = "".join(_stop(source))
         if not unset:
-            raise
-        shown = ", ".join(map(_shown, unset))
+            raise SettingsError(f"{error}{cause}") from None
         raise SettingsError(
-            f"{error}; the script does not set {shown}: --set {unset[0]}=VALUE"
+            f"{error}{cause}; the script does not set {', '.join(map(_shown, unset))}: "
+            f"--set {unset[0]}=VALUE"
         ) from None
     sentences = (*_open(read, source, settings), *_unread(source), *_unused(read, source, settings))
     return replace(settings, assumed=(*settings.assumed, *sentences))
+
+
+def _stop(source: SettingsSource) -> Iterator[str]:
+    """Yield what scripts complain about last that come to no program."""
+    started = {launch.script for launch in launches(source)}
+    for name, run in script_runs(source).items():
+        if name not in started and name != TYPED and run.complaint:
+            yield f"; {name} comes to: {run.complaint.removeprefix('/job/')}"
 
 
 def _shown(name: str) -> str:

@@ -122,6 +122,12 @@ def test_what_is_missing_names_the_variables_that_the_script_leaves_open() -> No
         read({"job.sh": f"echo $HERE\n{TRAIN} --tensor-model-parallel-size $TP"})
 
 
+def test_a_script_that_comes_to_nothing_says_its_last_words() -> None:
+    text = f'if [ "$#" -lt 1 ]; then echo "usage: job.sh PRECISION"; exit 1; else {TRAIN}; fi'
+    with pytest.raises(SettingsError, match="job.sh comes to: usage: job.sh PRECISION"):
+        read({"job.sh": text})
+
+
 def test_a_second_file_that_starts_nothing_is_named() -> None:
     files = {"job.sh": TRAIN, "notes.sh": "echo hello"}
     assert "notes.sh starts no program: nothing in it was read" in read(files).assumed
