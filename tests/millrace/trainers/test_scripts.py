@@ -124,7 +124,7 @@ def test_what_is_missing_names_the_variables_that_the_script_leaves_open() -> No
 
 def test_a_script_that_comes_to_nothing_says_its_last_words() -> None:
     text = f'if [ "$#" -lt 1 ]; then echo "usage: job.sh PRECISION"; exit 1; else {TRAIN}; fi'
-    with pytest.raises(SettingsError, match="job.sh comes to: usage: job.sh PRECISION"):
+    with pytest.raises(SettingsError, match=r"job\.sh comes to: usage: job\.sh PRECISION"):
         read({"job.sh": text})
 
 
