@@ -133,7 +133,7 @@ def import_config(
 ) -> None:
     """Read another trainer's settings as model, cluster, batch and pins.
 
-    Scripts are not run: variables and conditions are worked out.
+    Scripts run in a sandbox that starts nothing.
     """
     from millrace.files import check_writable, write_document
     from millrace.improvement.setting_changes import left_out as left_out_of
