@@ -23,7 +23,7 @@ FOLDER = "/job"  # where the given files lie
 TYPED = ".command"  # name of the file that holds a command line
 # A launch script comes to a few hundred commands; an attempt of them takes milliseconds.
 CALLS_MAX, LOOPS_MAX = 20_000, 5_000
-ATTEMPTS_MAX, SECONDS_MAX, DEPTH_MAX = 60, 1.5, 4
+ATTEMPTS_MAX, ATTEMPT_SECONDS_MAX, SECONDS_MAX, DEPTH_MAX = 60, 1.0, 2.0, 4
 COMMANDS_MAX, WORDS_MAX = 2_000, 100_000
 # Commands that start a training, or what starts one; absolute paths of them are others' names.
 LAUNCHERS = (
@@ -283,7 +283,7 @@ class _Attempt:
             username="user",
             max_commands=CALLS_MAX,
             max_loop_iterations=LOOPS_MAX,
-            timeout_seconds=SECONDS_MAX,
+            timeout_seconds=ATTEMPT_SECONDS_MAX,
         )
         for path in texts:
             if path.endswith(SUFFIXES):
