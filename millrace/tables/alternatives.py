@@ -34,7 +34,7 @@ def alternatives_table(plan: Plan) -> Table | None:
     for row in rows:
         loss = row.get("loss")
         loses = "" if loss is None else format_percent(loss)
-        why = row["reason"] if loss is None else row["cause"] or _unsure(row)
+        why = row.get("reason", "") if loss is None else row.get("cause") or _unsure(row)
         table.add_row(Text(difference(values, row)), loses, row.get("by", ""), Text(why))
     return table
 
@@ -54,8 +54,8 @@ def difference(values: Mapping[str, Sequence[object]], row: Mapping[str, Any]) -
         return str(row.get("plan", ""))
     words = []
     for name in ROLES:
-        others = mixed.get(name, [row[name]])
-        if list(values[name]) == list(others) or (name in PIPELINED and row["pp"] == 1):
+        others = mixed.get(name, [row.get(name)])
+        if list(values[name]) == list(others) or (name in PIPELINED and row.get("pp") == 1):
             continue
         text = "/".join(_word(value) for value in others)
         words.append(text if name in NAMED else f"{name.replace('_', '-')} {text}")
