@@ -35,7 +35,8 @@ def alternatives_table(plan: Plan) -> Table | None:
         loss = row.get("loss")
         loses = "" if loss is None else format_percent(loss)
         why = row.get("reason", "") if loss is None else row.get("cause") or _unsure(row)
-        table.add_row(Text(difference(values, row)), loses, row.get("by", ""), Text(why))
+        texts = (difference(values, row), loses, row.get("by", ""), why)
+        table.add_row(*(Text(str(text)) for text in texts))
     return table
 
 
