@@ -89,7 +89,7 @@ BUDGET = {
     "planner": 21_680,
     "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 25_375,
+    "millrace": 25_377,
     "tests": 50_866,
     "benchmarks": 10_277,
 }

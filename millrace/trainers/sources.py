@@ -87,7 +87,7 @@ def _exists(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    text = read_text(path, "settings", bytes_max=BYTES_MAX)
+    text = read_text(path, "settings file", bytes_max=BYTES_MAX)
     try:
         return text.decode()
     except UnicodeDecodeError:

@@ -122,15 +122,17 @@ def _unread(source: SettingsSource) -> Iterator[str]:
             yield f"{shown} reads files that were not given: {listed}"
         if run.silent:
             yield f"{shown} takes the output of {', '.join(run.silent)}, which is not known: empty"
-    others = {
-        launch.arguments
-        for launch in programs
-        if chosen and basename(launch.program) == basename(chosen.program)
-    }
-    if chosen is not None and len(others) > 1:
+    if chosen is None:
+        return
+    alike = [x for x in programs if basename(x.program) == basename(chosen.program)]
+    starts = len({launch.arguments for launch in alike})
+    if starts > 1:
+        scripts = dict.fromkeys(launch.script for launch in alike)
+        place = f" by {', '.join(scripts)}" if len(scripts) > 1 else ""
+        read_script = f", {chosen.script}'s," if place else ""
         yield (
-            f"{chosen.program} is started {len(others)} times with other arguments: the first "
-            f"start with the most of them is read"
+            f"{chosen.program} is started {starts} times with other arguments{place}: the first "
+            f"start with the most of them{read_script} is read"
         )
 
 
