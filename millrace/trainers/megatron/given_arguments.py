@@ -1,5 +1,6 @@
 """Given arguments: values by destination, of which only those that are asked for are checked."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -55,6 +56,11 @@ class GivenArguments(Mapping[str, Any]):
         said = self._said.get(dest)
         if said is None:
             return defaults()[dest]
+        if said.flag is None and _is_flag(said.row):
+            text = said.words[0]
+            name = re.sub(r"\W", "", text)
+            hint = f", by --set {name}=VALUE" if "$" in text else ""
+            raise SettingsError(f"{said.name}: {text}: expected true or false{hint}")
         value = value_of(said.row, said.name, said.words) if said.flag is None else said.flag
         self._asked.add(dest)
         return value
@@ -70,10 +76,10 @@ class GivenArguments(Mapping[str, Any]):
         """Values by option as it is typed; a flag that is on is True."""
         options: dict[str, Any] = {}
         for said in self._said.values():
-            if said.flag is None:
+            if said.flag is None and not _is_flag(said.row):
                 with suppress(SettingsError):  # of a value that no plan depends on
                     options[said.name] = value_of(said.row, said.name, said.words)
-            elif said.flag is FLAGS.get(said.row.kind, said.flag):
+            elif said.flag is not None and said.flag is FLAGS.get(said.row.kind, said.flag):
                 options[said.name] = True
         return options
 
@@ -111,10 +117,11 @@ class GivenArguments(Mapping[str, Any]):
                 self._said.pop(row.dest, None)
             elif value not in (None, False, []):
                 self._add(option, _texts(value))
-        elif row.kind in FLAGS or row.kind == "either":
+        elif _is_flag(row):
             text = str(value).strip().lower()
-            if text not in (*ON, *OFF):
-                raise SettingsError(f"{key}: {value}: expected true or false")
+            if text not in (*ON, *OFF):  # a fault where a plan asks for it
+                self._set(_Said(row, key, (str(value),)))
+                return
             inverted = row.kind == "off" and key != row.dest
             if text in ON and self._today(option, ()):
                 return
@@ -163,7 +170,7 @@ class GivenArguments(Mapping[str, Any]):
             return
         if row is None:
             (self.unread if last_year(name) is None else self._gone).append(name)
-        elif row.kind in FLAGS or row.kind == "either":
+        elif _is_flag(row):
             self._set(_Said(row, name, (), FLAGS.get(row.kind, name == row.names[0])))
             self.unread += words
         else:
@@ -190,6 +197,10 @@ class GivenArguments(Mapping[str, Any]):
         names = {name.lstrip("-") for name in (said.row.dest.replace("_", "-"), *said.row.names)}
         if not names & self._left_out:
             self._said[said.row.dest] = said
+
+
+def _is_flag(row: Argument) -> bool:
+    return row.kind in FLAGS or row.kind == "either"
 
 
 def _texts(value: Any) -> list[str]:

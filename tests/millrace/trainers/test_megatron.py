@@ -473,6 +473,13 @@ def test_variables_flags_and_empty_lists_of_yaml_are_read():
     open_source = SettingsSource(files={"gpt.yaml": text}, values={})
     with pytest.raises(SettingsError, match="--set MBS=VALUE"):
         MEGATRON_CORE.read(open_source)
+    for flag, asked in (("--log-throughput: ${LOG}", False), ("--fp16: ${HALF}", True)):
+        source = SettingsSource(files={"gpt.yaml": f"{text}  {flag}\n"}, values={"MBS": "4"})
+        if asked:
+            with pytest.raises(SettingsError, match="--set HALF=VALUE"):
+                MEGATRON_CORE.read(source)
+        else:
+            assert "--log-throughput" in MEGATRON_CORE.read(source).ignored
 
 
 PRIMUS = """
