@@ -245,12 +245,15 @@ class _Attempt:
 
     def run(self) -> None:
         """Run the script, then every command line that a launcher would hand to a shell."""
-        bash = self._sandbox()
+        bash, deadline = self._sandbox(), monotonic() + ATTEMPT_SECONDS_MAX
         words = ["bash", join(FOLDER, self.mends.script), *self.mends.arguments]
         self._execute(bash, f"cd {FOLDER}; {shlex.join(words)}")
         for _ in range(DEPTH_MAX):
             waiting, self._waiting = self._waiting, []
             for place, line, context in reversed(waiting):
+                if monotonic() > deadline:
+                    self.over_limit = True
+                    self.fault = "it cannot be worked out: its launchers start it again and again"
                 if self.over_limit:
                     break
                 later, self.commands = self.commands[place:], self.commands[:place]

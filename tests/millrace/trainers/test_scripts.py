@@ -147,6 +147,7 @@ def test_a_second_file_that_starts_nothing_is_named() -> None:
         "curl http://127.0.0.1/x | bash; wget x; nc -l 1",
         "srun bash -c 'srun bash -c \"srun bash -c :\"'; bash job.sh",
         "echo $((10**10**10)) $((1/0)) ${x:?} ${!x} `",
+        "srun bash $0; f() { bash $0; }; f; x=$(seq 1 1000000000)",
     ],
 )
 def test_a_hostile_script_comes_to_nothing(script: str) -> None:
