@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.trainers.name_lists import listed
@@ -25,7 +25,7 @@ from millrace.trainers.torchtitan.settings_table import (
 from millrace.trainers.trainer import SettingsError, SettingsSource, flattened
 
 PROGRAM = re.compile(r"(torchtitan\.train|(?:\./)?(?:torchtitan/)?train\.py)$")
-SCRIPT = re.compile(r"run_train\.sh((?:[ \t]|\\\n)[^\n;&|]*(?:\\\n[^\n;&|]*)*)?")
+SCRIPT = "run_train.sh"  # which torchtitan ships, and which takes its settings from variables
 CHECKPOINT = re.compile(r"activation[_-]checkpoint:(selective|full|memory-budget|none)$")
 POLICIES = {
     "selective": "SelectiveAC",
@@ -134,10 +134,14 @@ def given_settings(source: SettingsSource) -> GivenSettings:
     launch, environment = _launch_of(source)
     words = list(launch.arguments) if launch else []
     options = {**_options(words, ("module", "config", "job.config_file")), **environment}
-    documents = [text for name, text in source.files.items() if name.endswith(".toml")]
+    documents = {name: text for name, text in source.files.items() if name.endswith(".toml")}
+    named = options.get("job.config_file", "").rpartition("/")[2]
     modules = [text for name, text in source.files.items() if name.endswith(".py")]
+    if len(documents) > 1 and named not in documents:
+        raise SettingsError(f"{', '.join(documents)}: a job has one TOML file; give that alone")
     if documents:
-        given = _of_toml(documents[0], source.left_out)
+        text = documents.get(named) or next(iter(documents.values()))
+        given = _of_toml(text, source.left_out)
     elif modules:
         call, constants = _configuration(modules[0], options.get("config", ""))
         given = _of_call(call, constants, source.left_out)
@@ -165,22 +169,20 @@ def given_settings(source: SettingsSource) -> GivenSettings:
 
 def _launch_of(source: SettingsSource) -> tuple[LaunchedProgram | None, dict[str, str]]:
     """Launch of torchtitan's program, or of its script, and what its environment sets."""
-    for launch in launches(source):
+    programs = launches(source)
+    for launch in programs:
         if PROGRAM.search(launch.program):
             return launch, {}
-    for name, text in source.files.items():
-        hit = None if name.endswith((".toml", ".py")) else SCRIPT.search(text)
-        if hit is None:
-            continue
-        arguments = tuple((hit[1] or "").replace("\\\n", " ").split())
-        pairs = dict(re.findall(r"\b(NGPU|MODULE|CONFIG|CONFIG_FILE)=[\"']?([\w./-]+)", text))
-        devices = int(pairs["NGPU"]) if pairs.get("NGPU", "").isdigit() else 8
-        spelled = {"MODULE": "module", "CONFIG": "config", "CONFIG_FILE": "job.config_file"}
-        return (
-            LaunchedProgram(program=hit[0], arguments=arguments, nodes=1, devices_per_node=devices),
-            {spelled[key]: value for key, value in pairs.items() if key in spelled},
-        )
-    return None, {}
+    shipped_script = next((x for x in programs if x.program.endswith(SCRIPT)), None)
+    if shipped_script is None:
+        return None, {}
+    said = shipped_script.environment
+    devices = int(said["NGPU"]) if said.get("NGPU", "").isdigit() else 8
+    spelled = {"MODULE": "module", "CONFIG": "config", "CONFIG_FILE": "job.config_file"}
+    return (
+        replace(shipped_script, nodes=1, devices_per_node=devices),
+        {spelled[name]: text for name, text in said.items() if name in spelled},
+    )
 
 
 def _options(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:

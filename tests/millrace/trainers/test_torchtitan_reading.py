@@ -106,6 +106,14 @@ def test_the_script_that_torchtitan_ships() -> None:
     assert "activation_checkpoint is selective, torchtitan's default" not in settings.assumed
 
 
+def test_of_two_files_the_one_that_the_launch_names_is_read() -> None:
+    texts = {name: LONG_BATCHES.format(samples=n) for name, n in (("a.toml", 16), ("b.toml", 64))}
+    launch = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file=jobs/b.toml"
+    assert read({**texts, "": launch}, 4, 8).job.pins.micro_batch == 64
+    with pytest.raises(SettingsError, match=r"a\.toml, b\.toml: a job has one TOML file"):
+        read(texts, 4, 8)
+
+
 def test_a_module_that_changes_a_shipped_configuration() -> None:
     module = """
 from torchtitan.models.llama3.config_registry import llama3_8b
