@@ -53,16 +53,17 @@ def known_name(path: str) -> str:
     Parameters
     ----------
     path : str
-        Such as `meta-llama/Llama-3.1-8B-Instruct`.
+        Such as `meta-llama/Llama-3.1-8B-Instruct`, or a preset's file, `mixtral_8x7B_v0.1.yaml`.
 
     Examples
     --------
     >>> known_name("meta-llama/Meta-Llama-3-8B-Instruct"), known_name("/data/Qwen2.5-7B")
     ('llama3-8b', 'qwen2-7b')
-    >>> known_name("Qwen/Qwen2-VL-7B-Instruct")
-    ''
+    >>> known_name("Qwen/Qwen2-VL-7B-Instruct"), known_name("mixtral_8x7B_v0.1.yaml")
+    ('', 'mixtral-8x7b')
     """
-    words = path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-").split("-")
+    stem = re.sub(r"\.ya?ml$", "", PurePath(path.strip("\"' /")).name.lower())
+    words = re.split("[-_]", stem.removeprefix("meta-"))
     while len(words) > 1 and re.fullmatch(_VARIANTS, words[-1]):
         words.pop()
     squeezed = _squeezed("".join(words))
@@ -100,25 +101,6 @@ def name_of(family: str, config: Mapping[str, Any]) -> str:
             return name
     experts = f"-{config['experts']}e" if config.get("experts") else ""
     return f"{family}-{config['layers']}x{config['hidden']}{experts}"
-
-
-def named_like(text: str) -> str | None:
-    """Name of the catalogue's model that a text names, a path or an identifier of the hub.
-
-    Parameters
-    ----------
-    text : str
-        Whatever the case, and with what follows the size (`-Instruct`, `_v0.1`).
-
-    Examples
-    --------
-    >>> named_like("meta-llama/Meta-Llama-3.1-8B-Instruct"), named_like("mixtral_8x7B_v0.1.yaml")
-    ('llama3.1-8b', 'mixtral-8x7b')
-    """
-    stem = PurePath(text.strip("\"' /")).name.lower()
-    stem = re.sub(r"\.ya?ml$|[-_](instruct|base|chat|hf|v0\.[0-9])(?![a-z0-9])|^meta-", "", stem)
-    plain = re.sub(r"[^a-z0-9.]", "", stem)
-    return next((name for name in NAMES if name.replace("-", "") == plain), None)
 
 
 def alike(family: str, config: Mapping[str, Any]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import model_spec
 from millrace.trainers.megatron.layer_patterns import layer_pattern
 from millrace.trainers.megatron.model_values import DECODER, GPT
-from millrace.trainers.model_names import alike, name_of, named_like, stated
+from millrace.trainers.model_names import alike, known_name, name_of, stated
 from millrace.trainers.trainer import SettingsError
 
 # Vocabularies of tokenizers that are always the same files.
@@ -94,7 +94,7 @@ def _supposed(
     except SettingsError:  # of a fork
         tokenizer = ""
     models = alike(family, {**config, "vocab": 1})
-    files = named_like(_text(values, "tokenizer_model"))
+    files = known_name(_text(values, "tokenizer_model"))
     if files:
         models = {files: int(model_spec(files).config["vocab"])}  # type: ignore[arg-type]
     size = TOKENIZERS.get(tokenizer) or next(iter(models.values()), USUAL_VOCABULARY)

@@ -12,7 +12,7 @@ from typing import Any
 from millrace.models.zoo.catalogue import model_spec
 from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.megatron.model_values import model_values
-from millrace.trainers.model_names import named_like
+from millrace.trainers.model_names import known_name
 from millrace.trainers.trainer import SettingsError, SettingsSource
 from millrace.trainers.yaml_text import read_yaml
 
@@ -109,9 +109,9 @@ def _add_preset(
     assumed: list[str],
 ) -> set[str]:
     """Add what a preset gives; returned are the files that it is made of."""
-    model = named_like(name)
+    model = known_name(name)
     files = list(_bases(name, documents))
-    if not files and model is not None:
+    if not files and model:
         values, _ = model_values(model_spec(model, precision="bf16"), 1)
         for dest in ("seq_length", "padded_vocab_size"):
             del values[dest]
