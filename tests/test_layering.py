@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 21_680,
+    "planner": 22_349,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_387,
-    "tests": 50_883,
+    "tests": 50_981,
     "benchmarks": 10_277,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

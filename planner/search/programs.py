@@ -48,6 +48,7 @@ from millrace.planner.search.blocks.mixed_devices import (
     Least,
     MixedDeviceCosts,
     cheapest,
+    least_block_times,
     least_times,
 )
 from millrace.planner.search.blocks.solver import Solution, solve
@@ -104,11 +105,13 @@ class Ask:
     """One program to solve: no solution that costs `cutoff` or more is wanted.
 
     With a `handover`, blocks hand on what they make in these states, so that its solutions mix.
+    `prices` are those of every figure; with `by_template` [F, T] every template has its own.
     """
 
     shape: Shape
     mode: str
     prices: tuple[float, ...]
+    by_template: tuple[tuple[float, ...], ...] = ()
     cutoff: float = float("inf")
     handover: Handover = ()
 
@@ -143,6 +146,7 @@ class Programs:
         self._spaces: dict[object, StrategySpace] = {}
         self._priced: dict[tuple[str, Shape], tuple[Priced, int]] = {}
         self._least: dict[int, list[Least | None]] = {}  # of strategy costs, which are kept
+        self._least_blocks: dict[int, Floats] = {}  # likewise
         self._tables: dict[tuple[str, Shape], tuple[CostTables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
         self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
@@ -262,6 +266,19 @@ class Programs:
             costs[places] = cheapest(strategy_costs, self._least[id(strategy_costs)], rows, vectors)
         return costs
 
+    def least_block_times_ns(self, shape: Shape) -> Floats:
+        """Least times [T] of one block of every template for a microbatch, without boxing."""
+        mode = "none" if ("none", shape) in self._priced else self._mode_of(shape)
+        strategy_costs, row = self._priced[mode, shape]
+        if id(strategy_costs) not in self._least_blocks:
+            self._least_blocks[id(strategy_costs)] = least_block_times(strategy_costs)
+        times: Floats = self._least_blocks[id(strategy_costs)][:, row]
+        return times
+
+    def _mode_of(self, shape: Shape) -> str:
+        """A mode in which a shape was priced."""
+        return next(mode for mode, priced in self._priced if priced == shape)
+
     def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
         """Say which op has no legal option."""
         strategy_costs, row = self._priced[mode, shape]
@@ -312,11 +329,14 @@ class Programs:
         # Programs of one space are swept together, whichever tables hold them.
         spaces: dict[object, list[Ask]] = {}
         for ask in new:
-            spaces.setdefault((ask.mode, ask.shape.kinds), []).append(ask)
+            key = ask.mode, ask.shape.kinds, bool(ask.by_template)
+            spaces.setdefault(key, []).append(ask)
         for members in spaces.values():
             for first in range(0, len(members), GROUP):
                 tables, row_asks = self._stacked(members[first : first + GROUP])
-                ascent = DualAscent(tables, np.array([ask.prices for ask in row_asks]).T)
+                vectors = np.array([ask.by_template or ask.prices for ask in row_asks])
+                prices = np.moveaxis(vectors, 0, -1)
+                ascent = DualAscent(tables, prices)
                 ascent.ascend(sweeps, max_gap, np.array([ask.cutoff for ask in row_asks]))
                 for ask, solution in zip(row_asks, _solutions(ascent), strict=True):
                     self._solved[ask] = solution
@@ -463,9 +483,19 @@ class Programs:
     ) -> dict[str, VariantFigures]:
         """Figures of a block per template on one site; boxing between blocks counts at readers."""
         key = shape, mode, options, deferring
-        if key not in self._figures:
-            self._figures[key] = self._block_figures(shape, mode, options, deferring)
+        self.read([key])
         return self._figures[key]
+
+    def read(self, keys: Iterable[FiguresKey]) -> None:
+        """Read the figures of many solutions at once, those of one space together."""
+        alike: dict[object, list[FiguresKey]] = {}
+        for key in dict.fromkeys(keys):
+            if key not in self._figures:
+                shape, mode, _, deferring = key
+                tables, _ = self.priced(shape, mode)
+                alike.setdefault((mode, deferring, id(tables)), []).append(key)
+        for members in alike.values():
+            self._read(members)
 
     def handed_bytes(self, batch: int) -> int:
         """Bytes of the largest tensor that a block of the forward pass hands to the next, whole."""
@@ -473,30 +503,34 @@ class Programs:
             self._handed[batch] = handed_bytes(self.folded("none"), batch)
         return self._handed[batch]
 
-    def _block_figures(
-        self, shape: Shape, mode: str, options: tuple[int, ...], deferring: bool
-    ) -> dict[str, VariantFigures]:
-        tables, row = self.priced(shape, mode)  # another process may have solved it
+    def _read(self, keys: list[FiguresKey]) -> None:
+        """Read the figures of solutions of the same tables."""
+        shape, mode, _, deferring = keys[0]
+        tables, _ = self.priced(shape, mode)
         space = self.space(shape, mode)
-        figures = template_figures(space, tables, row, options, deferring)
-        working = self.working.largest(space, mode, shape.batch, shape.sizes, options)
-        shared = handover(space, options)
-        forward_ns = forward_times_ns(space, tables, row, options)
-        return {
-            template: VariantFigures(
-                microbatch_ns=template_sums[MICROBATCH] + template_sums[DEFERRABLE],
-                forward_ns=forward_ns[template],
-                deferrable_ns=template_sums[DEFERRABLE],
-                step_ns=template_sums[STEP],
-                persistent_bytes=template_sums[PERSISTENT],
-                inflight_bytes=template_sums[INFLIGHT],
-                weight_bytes=template_sums[len(FIGURES)],
-                between_bytes=template_sums[len(FIGURES) + 1],
-                transient_bytes=working[template],
-                handover=shared,
-            )
-            for template, template_sums in figures.items()
-        }
+        rows = np.array([self.priced(key[0], mode)[1] for key in keys])
+        options = np.array([key[2] for key in keys]).T
+        figures = template_figures(space, tables, rows, options, deferring)
+        forward_ns = forward_times_ns(space, tables, rows, options)
+        for number, key in enumerate(keys):
+            working = self.working.largest(space, mode, key[0].batch, key[0].sizes, key[2])
+            shared = handover(space, key[2])
+            self._figures[key] = {
+                template: VariantFigures(
+                    microbatch_ns=sums[MICROBATCH] + sums[DEFERRABLE],
+                    forward_ns=int(forward_ns[place, number]),
+                    deferrable_ns=sums[DEFERRABLE],
+                    step_ns=sums[STEP],
+                    persistent_bytes=sums[PERSISTENT],
+                    inflight_bytes=sums[INFLIGHT],
+                    weight_bytes=sums[len(FIGURES)],
+                    between_bytes=sums[len(FIGURES) + 1],
+                    transient_bytes=working[template],
+                    handover=shared,
+                )
+                for place, template in enumerate(space.templates)
+                for sums in (figures[:, place, number].tolist(),)
+            }
 
 
 def _solutions(ascent: DualAscent) -> list[Solution | float]:

@@ -1,10 +1,10 @@
 """Block figures: the options of a solved block program added up, template by template."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from millrace.models.arrays import Ints
+from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import Graph, Op, Phase, Tensor, scaled
 from millrace.planner.memory import OperandSbps, SectionPeaks
 from millrace.planner.schedules.counting import LIFETIMES
@@ -25,8 +25,8 @@ SPANS = tuple(("FBW".index(first), "FBW".index(last)) for first, last in LIFETIM
 
 
 def template_figures(
-    space: StrategySpace, tables: CostTables, row: int, options: Options, deferring: bool
-) -> dict[str, list[int]]:
+    space: StrategySpace, tables: CostTables, rows: Ints, options: Ints, deferring: bool
+) -> Ints:
     """Figures of one block per template, in the order of `FIGURES`, rounded up, and two more.
 
     Boxing between blocks counts where it is read. Where a schedule defers gradients of weights,
@@ -39,9 +39,9 @@ def template_figures(
         Choices and edges of the program; its folded graph names each block's template.
     tables : CostTables
         Costs of all options of `space`, none left out.
-    row : int
-        Row of `tables`: the mesh and microbatch of the program.
-    options : tuple of int
+    rows : int array [R]
+        Row of `tables` of every solution: the mesh and microbatch of its program.
+    options : int array [choices, R]
         Option of each choice, as the space numbers them.
     deferring : bool
         True if the schedule defers weight gradients; False: both gradients are one pass, and the
@@ -49,71 +49,91 @@ def template_figures(
 
     Returns
     -------
-    dict of str to list of int (7,)
-        Nanoseconds and bytes, by template.
+    int array [7, T, R]
+        Nanoseconds and bytes, by template in the order of `space.templates`.
     """
-    templates = space.folded.graph.templates
-    counts: dict[str, int] = {}
-    sums: dict[str, Ints] = {}
-    home = [templates[choice.ops[0].op.block] for choice in space.choices]
-    for index, (choice, template) in enumerate(zip(tables.choices, home, strict=True)):
-        figures = choice.count * choice.figures[:, options[index], row]
-        more = np.append(figures, (0, 0))
-        sums[template] = sums.get(template, np.zeros(len(more), np.int64)) + more
-        counts[template] = max(counts.get(template, 0), choice.count)
+    templates = len(space.templates)
+    sums = np.zeros((len(FIGURES) + 2, templates, len(rows)), np.int64)
+    for choice, option in zip(tables.choices, options, strict=True):
+        sums[: len(FIGURES), choice.template] += choice.count * choice.figures[:, option, rows]
     for edge in tables.edges:
         source = edge.source_of[options[edge.producer]]
-        wanted = {int(use.target_of[options[use.choice]]) for use in edge.uses}
-        template_sums = sums[home[edge.uses[0].choice]]
-        for target in wanted:
-            time = edge.duration_ns[source, target, row]
-            template_sums[edge.figure] += edge.count * time
-            template_sums[PERSISTENT] += edge.count * edge.buffer_bytes[source, target, row]
-        for lifetime, size in _kept_versions(
-            space.edges[edge.number], edge, row, options, deferring
-        ):
-            column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
-            template_sums[column] += edge.count * size
-    return {
-        template: [-(-int(figure) // counts[template]) for figure in total]
-        for template, total in sums.items()
-    }
+        targets = [use.target_of[options[use.choice]] for use in edge.uses]
+        edge_sums = sums[:, edge.template]
+        for number, target in enumerate(targets):
+            fresh = edge.count * ~_among(target, targets[:number])
+            edge_sums[edge.figure] += fresh * edge.duration_ns[source, target, rows]
+            edge_sums[PERSISTENT] += fresh * edge.buffer_bytes[source, target, rows]
+        _add_kept(edge_sums, space.edges[edge.number], edge, source, targets, rows, deferring)
+    counts = np.array(_block_counts(tables, templates))
+    rounded: Ints = -(-sums // counts[:, None])
+    return rounded
 
 
-def _kept_versions(
-    edge: ReshardingEdge, priced: EdgeCosts, row: int, options: Options, deferring: bool
-) -> Iterator[tuple[int, int]]:
-    """Lifetime and bytes of every version of an edge that is kept from one pass to another.
+def _block_counts(tables: CostTables, templates: int) -> list[int]:
+    """Number of blocks of every template."""
+    counts = [0] * templates
+    for choice in tables.choices:
+        counts[choice.template] = max(counts[choice.template], choice.count)
+    return counts
+
+
+def _among(target: Ints, others: list[Ints]) -> Bools:
+    """Mask [R] of the solutions in which a target is one of the others."""
+    among: Bools = np.zeros(len(target), np.bool_)
+    for other in others:
+        among |= target == other
+    return among
+
+
+def _add_kept(
+    sums: Ints,
+    space_edge: ReshardingEdge,
+    edge: EdgeCosts,
+    source: Ints,
+    targets: list[Ints],
+    rows: Ints,
+    deferring: bool,
+) -> None:
+    """Add the bytes of every version of an edge that is kept from one pass to another.
 
     What a reader wants is boxed in the first pass that wants it, and kept until the last; what was
     made is kept until it is boxed or read for the last time.
     """
-    if edge.producer_pass is None or not edge.outlives_pass:
+    made_in = space_edge.producer_pass
+    if made_in is None or not space_edge.outlives_pass:
         return
-    source = edge.sources[edge.source_of[options[edge.producer]]]
-    spans: dict[int, set[int]] = {}
-    for use in edge.uses:
-        passes = {min(pass_number, 2 if deferring else 1) for pass_number in use.passes}
-        spans.setdefault(int(use.target_of[options[use.choice]]), set()).update(passes)
-    last = edge.producer_pass
-    for target, passes in spans.items():
-        if not passes:
-            continue
-        if edge.targets[target] == source:
-            last = max(last, *passes)
-            continue
-        last = max(last, min(passes))
-        if min(passes) < max(passes):
-            size = int(priced.held_bytes[target, row])
-            yield SPANS.index((min(passes), max(passes))), size
-    if edge.producer_pass < last:
-        priced_source = priced.source_of[options[edge.producer]]
-        yield SPANS.index((edge.producer_pass, last)), int(priced.made_bytes[priced_source, row])
+    latest = 2 if deferring else 1
+    reading = [
+        (target, min(min(use.passes), latest), min(max(use.passes), latest))
+        for use, target in zip(space_edge.uses, targets, strict=True)
+        if use.passes
+    ]
+    made_state = space_edge.sources[source]
+    last = np.full(len(rows), made_in)
+    for number, (target, first_read, last_read) in enumerate(reading):
+        first, final = np.full(len(rows), first_read), np.full(len(rows), last_read)
+        for other, other_first, other_last in reading:
+            same = other == target
+            first[same] = np.minimum(first[same], other_first)
+            final[same] = np.maximum(final[same], other_last)
+        as_made = space_edge.targets[target] == made_state
+        last = np.maximum(last, np.where(as_made, final, first))
+        fresh = ~as_made & ~_among(target, [earlier for earlier, _, _ in reading[:number]])
+        size = edge.count * edge.held_bytes[target, rows] * fresh
+        _add_spans(sums, first, final, size)
+    size = edge.count * edge.made_bytes[source, rows]
+    _add_spans(sums, np.full(len(rows), made_in), last, size)
 
 
-def forward_times_ns(
-    space: StrategySpace, tables: CostTables, row: int, options: Options
-) -> dict[str, int]:
+def _add_spans(sums: Ints, first: Ints, last: Ints, size: Ints) -> None:
+    """Add bytes [R] to the figure of what is kept from one pass to another, where they differ."""
+    for lifetime, span in enumerate(SPANS):
+        column = len(FIGURES) + lifetime - 1 if lifetime else INFLIGHT
+        sums[column] += size * ((first == span[0]) & (last == span[1]))
+
+
+def forward_times_ns(space: StrategySpace, tables: CostTables, rows: Ints, options: Ints) -> Ints:
     """Nanoseconds of one block's forward pass per template: a share of its time per microbatch.
 
     Ops that are recomputed choose together with their clones, which take as long.
@@ -124,35 +144,34 @@ def forward_times_ns(
         Choices and edges of the program; its folded graph names each block's template.
     tables : CostTables
         Costs of all options of `space`, none left out.
-    row : int
-        Row of `tables`: the mesh and microbatch of the program.
-    options : tuple of int
+    rows : int array [R]
+        Row of `tables` of every solution.
+    options : int array [choices, R]
         Option of each choice, as the space numbers them.
+
+    Returns
+    -------
+    int array [T, R]
+        By template in the order of `space.templates`.
     """
-    templates = space.folded.graph.templates
-    home = [templates[choice.ops[0].op.block] for choice in space.choices]
-    counts: dict[str, int] = {}
-    sums = dict.fromkeys(home, 0.0)
-    for index, (choice, space_choice) in enumerate(zip(tables.choices, space.choices, strict=True)):
-        counts[home[index]] = max(counts.get(home[index], 0), choice.count)
+    templates = len(space.templates)
+    sums = np.zeros((templates, len(rows)))
+    for choice, space_choice, option in zip(tables.choices, space.choices, options, strict=True):
         if space_choice.originals and space_choice.originals[0].op.phase is Phase.FORWARD:
-            share = len(space_choice.originals) / len(space_choice.ops)
-            sums[home[index]] += (
-                choice.count * share * choice.figures[MICROBATCH, options[index], row]
-            )
+            share = choice.count * len(space_choice.originals) / len(space_choice.ops)
+            sums[choice.template] += share * choice.figures[MICROBATCH, option, rows]
     for edge in tables.edges:
-        if (
-            edge.figure == STEP
-            or not space.edges[edge.number].forward
-            or space.edges[edge.number].side
-        ):
+        space_edge = space.edges[edge.number]
+        if edge.figure == STEP or not space_edge.forward or space_edge.side:
             continue
         source = edge.source_of[options[edge.producer]]
-        wanted = {int(use.target_of[options[use.choice]]) for use in edge.uses if not use.holds}
-        for target in wanted:
-            took = edge.count * edge.duration_ns[source, target, row]
-            sums[home[edge.uses[0].choice]] += took
-    return {template: round(total / counts[template]) for template, total in sums.items()}
+        targets = [use.target_of[options[use.choice]] for use in edge.uses if not use.holds]
+        for number, target in enumerate(targets):
+            fresh = edge.count * ~_among(target, targets[:number])
+            sums[edge.template] += fresh * edge.duration_ns[source, target, rows]
+    counts = np.array(_block_counts(tables, templates))
+    rounded: Ints = np.rint(sums / counts[:, None]).astype(np.int64)
+    return rounded
 
 
 class BlockPeaks:

@@ -23,18 +23,23 @@ MICROBATCH, STEP, PERSISTENT, INFLIGHT, DEFERRABLE = range(len(FIGURES))
 class NodeCosts:
     """One choice, `count` times: figures of one occurrence, and which options divide.
 
-    `options` are those of the space that are left.
+    `options` are those of the space that are left; `template` is the place of its block's template
+    among those of the model, where templates have prices of their own.
     """
 
     figures: Ints  # [F, O, K]
     legal: Bools  # [O, K]
     options: Ints  # [O]
     count: int
+    template: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EdgeCosts:
-    """A tensor between its producer and its readers, `count` times: boxing, and what is held."""
+    """A tensor between its producer and its readers, `count` times: boxing, and what is held.
+
+    `template` is that of its readers, whose blocks box it.
+    """
 
     number: int  # its place among the space's edges
     producer: int
@@ -47,6 +52,7 @@ class EdgeCosts:
     buffer_bytes: Ints  # [A, B, K]
     made_bytes: Ints  # [A, K]
     held_bytes: Ints  # [B, K]: kept from the forward to the backward pass, once
+    template: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

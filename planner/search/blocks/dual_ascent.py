@@ -45,8 +45,8 @@ class DualAscent:
     Parameters
     ----------
     tables : CostTables
-    prices : array [F, K]
-        Price of one unit of each figure, row by row.
+    prices : array [F, K] or [F, T, K]
+        Price of one unit of each figure, row by row; with T templates, of each of them.
     keep_all : bool
         Keep every choice and option, for `min_marginals`, and double precision.
 

@@ -103,6 +103,28 @@ def least_times(strategy_costs: StrategyCosts | MixedDeviceCosts) -> list[Least 
     return least
 
 
+def least_block_times(strategy_costs: StrategyCosts | MixedDeviceCosts) -> Floats:
+    """Least times [T, K] of one block of every template for a microbatch, without boxing.
+
+    Parameters
+    ----------
+    strategy_costs : StrategyCosts or MixedDeviceCosts
+        Figures of every option on K rows.
+    """
+    space = strategy_costs.space
+    totals = np.zeros((len(space.templates), strategy_costs.legal[0].shape[1]))
+    counts = np.ones(len(space.templates))
+    for home, choice, figures, legal in zip(
+        space.homes, space.choices, strategy_costs.figures, strategy_costs.legal, strict=True
+    ):
+        time = figures[MICROBATCH] + figures[DEFERRABLE]
+        least = np.where(legal, time, np.inf).min(axis=0)
+        totals[home] += choice.count * np.where(np.isinf(least), 0, least)
+        counts[home] = max(counts[home], choice.count)
+    times: Floats = totals / counts[:, None]
+    return times
+
+
 def cheapest(
     strategy_costs: StrategyCosts | MixedDeviceCosts,
     least: Sequence[Least | None],

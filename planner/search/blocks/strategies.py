@@ -200,6 +200,19 @@ class StrategySpace:
     edges: tuple[ReshardingEdge, ...]
     values: frozenset[str]
 
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Templates of the model's blocks, each once, in their order."""
+        graph = self.folded.graph
+        return tuple(dict.fromkeys(graph.templates[block] for block in graph.blocks))
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """Place of every choice's template among `templates`."""
+        places = {template: place for place, template in enumerate(self.templates)}
+        templates = self.folded.graph.templates
+        return tuple(places[templates[choice.ops[0].op.block]] for choice in self.choices)
+
 
 def build_space(
     folded: Folded,

@@ -179,18 +179,19 @@ class StrategyCosts:
                 legal=legal,
                 options=np.arange(len(legal)),
                 count=space_choice.count,
+                template=home,
             )
-            for figures, legal, space_choice in zip(
-                self.figures, self.legal, self.space.choices, strict=True
+            for figures, legal, space_choice, home in zip(
+                self.figures, self.legal, self.space.choices, self.space.homes, strict=True
             )
         )
         alike: dict[object, Boxing] = {}
-        return CostTables(
-            choices=choices,
-            edges=tuple(
-                self._edge(number, edge, alike) for number, edge in enumerate(self.space.edges)
-            ),
+        homes = self.space.homes
+        edges = (
+            self._edge(number, edge, homes[edge.uses[0].choice], alike)
+            for number, edge in enumerate(self.space.edges)
         )
+        return CostTables(choices=choices, edges=tuple(edges))
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -471,7 +472,9 @@ class StrategyCosts:
         durations: Ints = boxed.duration_ns[source_places, target_places]
         return durations
 
-    def _edge(self, number: int, edge: ReshardingEdge, alike: dict[object, Boxing]) -> EdgeCosts:
+    def _edge(
+        self, number: int, edge: ReshardingEdge, template: int, alike: dict[object, Boxing]
+    ) -> EdgeCosts:
         """One edge; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[edge.tensor]
         maker = self.makers[edge.tensor]
@@ -490,6 +493,7 @@ class StrategyCosts:
             uses=edge.uses,
             count=edge.count,
             figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,
+            template=template,
             **alike[key],
         )
 

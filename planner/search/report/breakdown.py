@@ -84,9 +84,9 @@ def breakdown(evaluator: Evaluator, best_plan: SolvedPlan) -> Parts:
         parts[name] = parts.get(name, 0.0) + time
     parts[BUBBLE] = ramp * ((pipeline.stages - 1) * mean - deferred)
     paces = pipeline.microbatches - ramp
-    alone = replace(pipeline, sent_ns=0).pace(busy)
+    alone = float(replace(pipeline, sent_ns=0).pace(busy))
     parts[UNEVEN] = paces * (alone - mean)
-    parts[SENDS] = paces * (pipeline.pace(busy) - alone) + pipeline.sent_ns
+    parts[SENDS] = paces * (float(pipeline.pace(busy)) - alone) + pipeline.sent_ns
     # Time that the order takes beyond that is spent waiting for what is sent.
     parts[SENDS] += max(best_plan.division.step_ns - sum(parts.values()), 0.0)
     return {name: time for name, time in parts.items() if time}

@@ -45,7 +45,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from millrace.models.arrays import Ints
+from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import PlanError
 from millrace.planner.schedules import Schedule, schedule_of
 
@@ -208,16 +208,55 @@ class Pipeline:
         """Share of the pace in which rows wait for their longest chunk, not stages for theirs."""
         return 1 - 1 / self.stages if self.rows > 1 else 0.0
 
-    def pace(self, times: Sequence[float]) -> float:
-        """Nanoseconds of each further microbatch, from the times of every place."""
+    def pace(self, times: Sequence[float] | Floats) -> Floats:
+        """Nanoseconds of each further microbatch [...], from the times of every place [..., P]."""
+        every = np.asarray(times, np.float64)
         stages, share = self.stages, self.row_share
-        rows = [times[begin : begin + stages] for begin in range(0, len(times), stages)]
-        pace_ns = (1 - share) * max(map(sum, zip(*rows, strict=True)))
+        rows = every.reshape(*every.shape[:-1], -1, stages)
+        pace_ns = (1 - share) * rows.sum(axis=-2).max(axis=-1)
         if share:
-            means = [sum(row) / stages for row in rows]
-            pace_ns += share * sum(map(max, rows))
-            pace_ns += self.lag * (len(rows) * max(means) - sum(means))
-        return max(pace_ns, (sum(times) + self.sent_ns) / stages) if self.in_turn else pace_ns
+            means = rows.mean(axis=-1)
+            pace_ns = pace_ns + share * rows.max(axis=-1).sum(axis=-1)
+            unlike = rows.shape[-2] * means.max(axis=-1) - means.sum(axis=-1)
+            pace_ns = pace_ns + self.lag * unlike
+        if self.in_turn:
+            pace_ns = np.maximum(pace_ns, (every.sum(axis=-1) + self.sent_ns) / stages)
+        return np.asarray(pace_ns)
+
+    def pace_slope(self, times: Floats, *, lagging: bool = True) -> Floats:
+        """Weights [P] of the places, at which the pace of any times is at least their sum.
+
+        At the times given [P] it is equal, where none is sent. Without `lagging` no weight is below
+        zero, and what rows wait for one another is left out.
+        """
+        stages, share = self.stages, self.row_share
+        rows = times.reshape(-1, stages)
+        if self.in_turn and times.sum() + self.sent_ns > stages * rows.sum(axis=0).max():
+            return np.full(len(times), 1 / stages)
+        weights = np.zeros_like(rows)
+        weights[:, rows.sum(axis=0).argmax()] = 1 - share
+        if share:
+            weights[np.arange(len(rows)), rows.argmax(axis=1)] += share
+        if share and lagging:
+            weights -= self.lag / stages
+            weights[rows.mean(axis=1).argmax()] += self.lag * len(rows) / stages
+        return weights.ravel()
+
+    def step_ns(self, times: Floats, deferred: Floats, update: Floats) -> Floats:
+        """Step times [...] by the formula that this module begins with, nanoseconds.
+
+        Parameters
+        ----------
+        times : array [..., P]
+            Time for a microbatch of every place.
+        deferred : array [...]
+            Time that the schedule takes out of the ramp.
+        update : array [..., S]
+            Time once a step of every stage.
+        """
+        paces = (self.microbatches - self.ramp) * self.pace(times)
+        ramp = self.ramp * (times.sum(axis=-1) - deferred)
+        return np.asarray(paces + ramp + self.sent_ns + update.max(axis=-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,8 +391,7 @@ def step_time_ns(
             times[place] += figures.microbatch_ns
             update[stage] += figures.step_ns
             deferred += deferred_ns(figures, pipeline)
-    paces = (pipeline.microbatches - pipeline.ramp) * pipeline.pace(times)
-    return paces + pipeline.ramp * (sum(times) - deferred) + pipeline.sent_ns + max(update)
+    return float(pipeline.step_ns(np.array(times, float), np.array(deferred), np.array(update)))
 
 
 def peak_bytes(

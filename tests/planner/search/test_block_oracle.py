@@ -155,13 +155,15 @@ def test_restricted_figures_equal_the_whole_space_s(model: str) -> None:
             each = -(-programs.figures(options[:, None], np.array([row]))[:, 0] // programs.count)
             for deferring in (False, True):
                 space_options = programs.space_options(options)
-                *usual, weight, between = template_figures(
-                    space, tables, row, space_options, deferring
-                )[template]
+                solution = np.array([row]), np.array(space_options)[:, None]
+                place = space.templates.index(template)
+                *usual, weight, between = template_figures(space, tables, *solution, deferring)[
+                    :, place, 0
+                ].tolist()
                 if not deferring:
                     assert (weight, between) == (0, 0)
                 usual[INFLIGHT] += weight
-                forward = forward_times_ns(space, tables, row, space_options)[template]
+                forward = int(forward_times_ns(space, tables, *solution)[place, 0])
                 assert each[FORWARD] == pytest.approx(forward, abs=1)
                 each[MICROBATCH] += each[FORWARD]
                 assert each[: len(FIGURES)].tolist() == pytest.approx(usual, abs=2)
@@ -227,9 +229,13 @@ def test_columns_are_read_again_as_they_are_in_the_pool(seed: int) -> None:
         for (mode, options), figures in oracle.pool(shape, template).columns.items():
             tables, row = evaluator.programs.priced(shape, mode)
             space = evaluator.programs.space(shape, mode)
-            *usual, weight, between = template_figures(space, tables, row, options, True)[template]
+            solution = np.array([row]), np.array(options)[:, None]
+            place = space.templates.index(template)
+            *usual, weight, between = template_figures(space, tables, *solution, True)[
+                :, place, 0
+            ].tolist()
             usual[INFLIGHT] += weight
-            forward = forward_times_ns(space, tables, row, options)[template]
+            forward = int(forward_times_ns(space, tables, *solution)[place, 0])
             usual[MICROBATCH] -= forward
             assert figures.tolist() == pytest.approx([*usual, weight + between, forward], abs=2)
 

@@ -2,8 +2,8 @@
 
 Costs are in units of which a row's options cost about one in all. What is illegal costs infinity
 where solutions are measured, and `ILLEGAL` where bounds are sought; boxing may be rounded down to
-single precision there. Shapes: O options, A sources,
-B targets, U uses, K rows, R columns of a solution.
+single precision there. Prices are those of all templates, or of each. Shapes: F figures, T
+templates (or 1), O options, A sources, B targets, U uses, K rows, R columns of a solution.
 """
 
 from collections.abc import Sequence
@@ -55,12 +55,14 @@ class PricedTerms:
         self.rows = tables.rows
         self._precision = precision
         self.legal_options = [_legal(choice, keep_all=keep_all) for choice in tables.choices]
+        every = prices if prices.ndim == 3 else prices[:, None]  # [F, T, K]
         raw = [
-            choice.count * np.einsum("fok,fk->ok", choice.figures, prices)
+            choice.count
+            * np.einsum("fok,fk->ok", choice.figures, _of_template(every, choice.template))
             for choice in tables.choices
         ]
         self.unit = _unit(tables, raw)
-        self._scaled = prices / self.unit
+        self._scaled = every / self.unit
         self._paid: list[Floats] = []  # per choice, infinite where it is illegal
         self.option_costs: list[Floats] = []
         for choice, cost, legal_options in zip(
@@ -94,7 +96,9 @@ class PricedTerms:
         holding = [edge for edge in edges if any(use.holds for use in edge.uses)]
         if not price.any() or not holding:
             return None
-        costs = [edge.held_bytes * (edge.count * price) for edge in holding]
+        costs = [
+            edge.held_bytes * (edge.count * _of_template(price, edge.template)) for edge in holding
+        ]
         for edge, cost in zip(holding, costs, strict=True):
             self._add_held(edge, cost)
         starts = np.cumsum([0, *(len(cost) for cost in costs[:-1])]).tolist()
@@ -122,7 +126,7 @@ class PricedTerms:
 
     def _price(self, edge: EdgeCosts, cost: Floats) -> bool:
         """Write costs of every boxing of an edge into `cost` [A, B, K]; True if any is not zero."""
-        price = edge.count * self._scaled
+        price = edge.count * _of_template(self._scaled, edge.template)
         np.multiply(edge.duration_ns, price[edge.figure], out=cost)
         bytes_too = bool(edge.buffer_bytes.any())
         if bytes_too and price[PERSISTENT].any():
@@ -272,6 +276,12 @@ def _occurring(states: bytes, count: int) -> tuple[Ints, Ints]:
     numbers = np.frombuffer(states, np.int64)
     occurs: Bools = np.bincount(numbers, minlength=count) > 0
     return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
+
+
+def _of_template(prices: Floats, template: int) -> Floats:
+    """Prices [..., K] of a template, from those of each or of all [..., T, K]."""
+    taken: Floats = prices[..., template if prices.shape[-2] > 1 else 0, :]
+    return taken
 
 
 def _legal(choice: NodeCosts, *, keep_all: bool) -> Ints:

@@ -1,0 +1,447 @@
+"""Branches: candidates of even layers in the order of their bounds, each priced until it is closed.
+
+In a uniform space (`Capabilities.mixed` is false) a candidate in one mode of recomputation, with
+its layers dealt out one way, is one block program and one price of memory: a *branch*. Branches are
+taken by ascending bound, many at a time. Each asks for blocks at the prices at which its columns so
+far leave most open (Kelley, "The cutting-plane method", 1960), until its bound reaches the best
+plan or its columns leave nothing open. What was asked for one branch bounds all of the same mesh
+and microbatch (`pricing.py`); the queue's lowest bound is the proof.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from millrace.models.arrays import Floats, Ints
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import counted, duration
+from millrace.planner.frameworks.capabilities import MODES
+from millrace.planner.search.blocks.cost_tables import (
+    DEFERRABLE,
+    FIGURES,
+    INFLIGHT,
+    MICROBATCH,
+    PERSISTENT,
+    STEP,
+)
+from millrace.planner.search.blocks.solver import Solution
+from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.evaluation import (
+    NO_GAIN,
+    Evaluator,
+    Pruned,
+    Refused,
+    Solved,
+    SolvedPlan,
+)
+from millrace.planner.search.meshes import FREE_AXES_MAX
+from millrace.planner.search.placement_groups import usable_bytes
+from millrace.planner.search.programs import Ask, Shape
+from millrace.planner.search.ranking import Ranking
+from millrace.planner.search.report.search_log import BLOCKS, SHAPES, STAGES, SearchLog
+from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages import Division, Pipeline, in_order
+from millrace.planner.search.stages.even_layers import COLUMNS, EvenLayers, Slopes, variant_rows
+from millrace.planner.search.uniform.pricing import BlockPool, best_multiplier, joined
+
+SWEEPS = 8
+TIE_BREAKER = 0.002  # price of all memory, as a share of the step, that decides between equals
+FIRST_SHARE = 0.3  # that of the first programs where memory is short
+DEAREST = 64.0  # a branch that does not fit at this share of the step has no plan
+OTHERS = 0.02  # weight of every stage beside the fullest, so that no figure is free
+SAME = 0.002  # of a step, within which a bound has reached what its columns cost
+TOGETHER = 32  # branches that ask together
+
+
+@dataclass(slots=True)
+class Branch:
+    """A candidate in some modes of recomputation, its layers dealt out in one way."""
+
+    modes: tuple[str, ...]
+    way: int
+    bound_ns: float
+    share: float = 0.0  # dearest price of memory that was asked, as a share of the step
+    seen: int = -1  # cuts and columns of its modes that the bound rests on
+    asks: list[Floats] = field(default_factory=list)  # prices [F, T] to ask next, in every mode
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Opened:
+    """A candidate with its branches.
+
+    Attributes
+    ----------
+    even : EvenLayers
+    limits : array [S]
+        Bytes that blocks may take of every stage.
+    rows : dict
+        Figures [T, F] of a block by mode and options.
+    best : SolvedPlan, optional
+        Fastest division that fits so far.
+    least : MemoryLimitError, optional
+        That of the division that is least short of memory.
+    """
+
+    candidate: Candidate
+    shape: Shape
+    pipeline: Pipeline
+    even: EvenLayers
+    limits: Ints
+    branches: list[Branch]
+    rows: dict[tuple[str, tuple[int, ...]], Ints] = field(default_factory=dict)
+    tried: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    points: dict[tuple[str, int], list[tuple[float, int, Ints]]] = field(default_factory=dict)
+    best: Division | None = None
+    used: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    short: MemoryLimitError | None = None
+
+    @property
+    def bound_ns(self) -> float:
+        """Least step of every plan."""
+        return min(branch.bound_ns for branch in self.branches)
+
+
+class UniformLoop:
+    """Loop over the candidates of a request whose framework deals out equal layers.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+        Its request, graph, programs and prices.
+    tell : callable
+        Told a line of text now and then.
+    record : SearchLog
+        Filled with what was done.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, tell: Callable[[str], None], record: SearchLog
+    ) -> None:
+        self.evaluator = evaluator
+        self.tell = tell
+        self.record = record
+        graph = evaluator.graph
+        self.blocks = {block: graph.templates[block] for block in graph.blocks}
+        self.templates = tuple(dict.fromkeys(self.blocks.values()))
+        self.counts = np.array([list(self.blocks.values()).count(t) for t in self.templates])
+        self.main = int(self.counts.argmax())
+        self.pools: dict[tuple[Shape, str], BlockPool] = {}
+        self.asked: set[Ask] = set()
+        self.opened: dict[Candidate, Opened] = {}
+        self.refused: list[Refused] = []
+        self.best_ns = float("inf")
+
+    # -- the queue -----------------------------------------------------------------------------
+
+    def rank(self, candidates: Sequence[Candidate]) -> Ranking:
+        """Plans of all candidates that may be as good as the best, and bounds of all others."""
+        self._phase(f"bounding {counted(len(candidates), 'candidates')}")
+        with self.record.layer(SHAPES):
+            self._open(candidates)
+        self.record.count("bounded", len(candidates))
+        while batch := self._batch():
+            self._phase(f"pricing: {counted(self._left(), 'candidates')} are open")
+            with self.record.layer(BLOCKS):
+                self._ask(
+                    [
+                        (opened, mode, prices)
+                        for opened, branch in batch
+                        for prices in branch.asks
+                        for mode in branch.modes
+                    ]
+                )
+        return self._ranking()
+
+    def _phase(self, phase: str) -> None:
+        so_far = f", best step {duration(self.best_ns)}" if np.isfinite(self.best_ns) else ""
+        self.tell(f"{phase}{so_far}")
+
+    @property
+    def cutoff_ns(self) -> float:
+        """Bound at which a branch has nothing to gain."""
+        return self.best_ns
+
+    def _left(self) -> int:
+        return sum(opened.bound_ns < self.cutoff_ns for opened in self.opened.values())
+
+    def _batch(self) -> list[tuple[Opened, Branch]]:
+        """Branches of the lowest bounds that have something to ask; bounds follow their pools."""
+        batch: list[tuple[Opened, Branch]] = []
+        queue = sorted(
+            (
+                (branch.bound_ns, number, place, opened, branch)
+                for number, opened in enumerate(self.opened.values())
+                for place, branch in enumerate(opened.branches)
+                if not branch.done
+            ),
+            key=lambda entry: entry[:3],
+        )
+        with self.record.layer(STAGES):
+            for bound_ns, _, _, opened, branch in queue:
+                if bound_ns >= self.cutoff_ns or len(batch) == TOGETHER:
+                    break
+                self._look(opened, branch)
+                if branch.bound_ns < self.cutoff_ns and not branch.done:
+                    batch.append((opened, branch))
+        return batch
+
+    def _open(self, candidates: Sequence[Candidate]) -> None:
+        """Bound candidates, by what blocks take at least and by one program of every shape."""
+        evaluator, request = self.evaluator, self.evaluator.request
+        bounds = evaluator.lower_bounds_ns(candidates, 0.0)  # without a sweep
+        for candidate, bound in zip(candidates, bounds, strict=True):
+            if isinstance(bound, InfeasibleError):
+                self.refused.append(Refused(candidate, bound))
+                continue
+            pipeline = evaluator.sends.pipeline(candidate)
+            try:
+                even = EvenLayers(self.blocks, pipeline, request.runs.layers)
+            except InfeasibleError as error:
+                self.refused.append(Refused(candidate, error))
+                continue
+            limits = usable_bytes(request, candidate)
+            besides = evaluator.sends.buffer_bytes(candidate)
+            self.opened[candidate] = Opened(
+                candidate=candidate,
+                shape=evaluator.shape(candidate),
+                pipeline=pipeline,
+                even=even,
+                limits=np.array([limits[kind] - besides for kind in pipeline.kinds]),
+                branches=[
+                    Branch(modes=modes, way=way, bound_ns=bound)
+                    for modes in self._branches()
+                    for way in range(len(even.ways))
+                ],
+            )
+        self._ask_shapes(self.evaluator.modes[0], TIE_BREAKER)
+
+    def _branches(self) -> list[tuple[str, ...]]:
+        """Modes of recomputation that plans mix, in every way."""
+        modes = self.evaluator.modes
+        if self.evaluator.request.runs.recompute_some and modes[0] == MODES[0]:
+            return [(MODES[0], MODES[-1]), *((mode,) for mode in modes if mode == "selective")]
+        return [(mode,) for mode in modes]
+
+    def _ask_shapes(self, mode: str, share: float) -> None:
+        """Ask one program of every usual shape, whose cut bounds all of its candidates."""
+        first = {
+            opened.shape: opened
+            for opened in self.opened.values()
+            if len(opened.candidate.axes) <= FREE_AXES_MAX
+        }
+        self._ask([(opened, mode, self._shape_prices(opened, share)) for opened in first.values()])
+
+    def _shape_prices(self, opened: Opened, share: float) -> Floats:
+        """Prices [F, T] that bound any schedule of a shape: of the stage that holds most layers."""
+        pipeline = opened.pipeline
+        prices = np.zeros((len(FIGURES), len(self.templates)))
+        microbatches, stages = pipeline.microbatches, pipeline.stages
+        rest = 1.0 if stages == 1 else OTHERS
+        weights = np.full(len(self.templates), rest)
+        weights[self.main] = 1.0
+        prices[[MICROBATCH, DEFERRABLE]] = microbatches * weights
+        if stages > 1:
+            least_ramp = stages / (12 * (microbatches + stages))
+            others = np.arange(len(self.templates)) != self.main
+            prices[np.ix_([MICROBATCH, DEFERRABLE], others)] = microbatches * least_ramp
+        prices[STEP] = weights
+        byte = share * opened.bound_ns / max(int(opened.limits.min()), 1)
+        prices[PERSISTENT] = byte * weights
+        prices[INFLIGHT] = byte * min(stages, microbatches) * weights
+        weighed: Floats = prices * self.counts
+        return weighed
+
+    # -- block programs ------------------------------------------------------------------------
+
+    def pool(self, shape: Shape, mode: str) -> BlockPool:
+        """Cuts and columns of a shape in a mode."""
+        return self.pools.setdefault((shape, mode), BlockPool())
+
+    def _ask(self, wanted: Sequence[tuple[Opened, str, Floats]]) -> None:
+        """Solve block programs together and note what they prove."""
+        programs = self.evaluator.programs
+        asks = []
+        for opened, mode, prices in wanted:
+            each = tuple(map(tuple, (prices / self.counts).tolist()))
+            asks.append(Ask(shape=opened.shape, mode=mode, prices=(), by_template=each))
+        self.record.count("programs at prices", len(set(asks)))
+        answers = programs.solve_many(asks, SWEEPS, SAME)
+        for (opened, mode, prices), ask, answer in zip(wanted, asks, answers, strict=True):
+            if ask not in self.asked:
+                self.asked.add(ask)
+                self.pool(opened.shape, mode).add(prices, answer)
+
+    def _rows(self, opened: Opened, mode: str, options: tuple[int, ...]) -> Ints:
+        """Figures [T, F] of a block of every template in a column."""
+        key = mode, options
+        if key not in opened.rows:
+            later = opened.pipeline.defers_weight_gradients
+            figures = self.evaluator.programs.block_figures(opened.shape, mode, options, later)
+            opened.rows[key] = variant_rows([figures[template] for template in self.templates])
+        return opened.rows[key]
+
+    # -- branches ------------------------------------------------------------------------------
+
+    def _look(self, opened: Opened, branch: Branch) -> None:
+        """Raise a branch's bound by all that is known of its shape; note what it asks next."""
+        pools = [self.pool(opened.shape, mode) for mode in branch.modes]
+        known = sum(len(pool.least) + len(pool.columns) for pool in pools)
+        if known == branch.seen:
+            branch.done = bool(branch.asks)  # its prices are known, and nothing came of them
+            return
+        branch.seen, branch.asks = known, []
+        cheap = self._slopes(opened, branch, None)
+        branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, cheap, []))
+        if branch.bound_ns >= self.cutoff_ns:
+            return
+        if not any(pool.columns for pool in pools):
+            if not pools[0].least:
+                branch.asks = [self._prices(opened, branch, cheap, TIE_BREAKER)]
+            branch.done = not branch.asks
+            return
+        self._divide(opened, branch)
+        points = [
+            point for mode in branch.modes for point in opened.points.get((mode, branch.way), ())
+        ]
+        steps = np.array([step_ns for step_ns, _, _ in points])
+        over = np.array([excess for _, excess, _ in points], float)
+        multiplier, cost_ns = best_multiplier(steps, over)
+        if np.isinf(multiplier):
+            nearest = int(over.argmin())
+            slopes = self._slopes(opened, branch, points[nearest][2])
+            branch.share = max(FIRST_SHARE, 4 * branch.share)
+            branch.asks = [self._prices(opened, branch, slopes, branch.share)]
+            branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
+            branch.done = branch.share > DEAREST
+            return
+        nearest = int((steps + multiplier * over).argmin())
+        slopes = self._slopes(opened, branch, points[nearest][2])
+        proven_ns = self._proven_ns(opened, branch, slopes, [multiplier])
+        branch.bound_ns = max(branch.bound_ns, proven_ns)
+        least = TIE_BREAKER * cost_ns / max(int(opened.limits.min()), 1)
+        prices = slopes.time + max(multiplier, least) * slopes.memory
+        branch.done = branch.bound_ns >= cost_ns * (1 - SAME)
+        branch.asks = [prices]
+
+    def _prices(self, opened: Opened, branch: Branch, slopes: Slopes, share: float) -> Floats:
+        """Prices at which all memory of a stage costs a share of the step."""
+        byte = share * branch.bound_ns / max(int(opened.limits.min()), 1)
+        prices: Floats = slopes.time + byte * slopes.memory
+        return prices
+
+    def _slopes(self, opened: Opened, branch: Branch, block: Ints | None) -> Slopes:
+        """Slopes of a branch where blocks have these figures; None: its main template's alone."""
+        if block is None:
+            block = np.zeros((len(self.templates), COLUMNS), np.int64)
+            block[self.main] = 1
+        return opened.even.slopes(branch.way, block, OTHERS)
+
+    def _proven_ns(
+        self, opened: Opened, branch: Branch, slopes: Slopes, multipliers: list[float]
+    ) -> float:
+        """Least step of a branch by the cuts of its shape, at the best price of memory."""
+        pools = [self.pool(opened.shape, mode) for mode in branch.modes]
+        every = {0.0, *multipliers}
+        every.update(m for pool in pools for m in pool.multipliers(slopes, self.main))
+        prices = np.array(sorted(every))
+        least_ns = self.evaluator.programs.least_block_times_ns(opened.shape)
+        limit = float(opened.limits[slopes.stage])
+        return joined([pool.proven_ns(slopes, prices, limit, least_ns) for pool in pools])
+
+    # -- plans ---------------------------------------------------------------------------------
+
+    def _divide(self, opened: Opened, branch: Branch) -> None:
+        """Divide the columns of a branch's modes that were not tried yet, in every way."""
+        for mode in branch.modes:
+            pool = self.pool(opened.shape, mode)
+            new = [options for options in pool.columns if (mode, options) not in opened.tried]
+            if not new:
+                continue
+            opened.tried.update((mode, options) for options in new)
+            plain = np.array([[self._rows(opened, mode, options) for options in new]])
+            figures = opened.even.figures(plain)
+            over = (figures.stage_bytes - opened.limits).max(axis=-1)
+            for way in range(len(opened.even.ways)):
+                opened.points.setdefault((mode, way), []).extend(
+                    zip(figures.step_ns[way].tolist(), over[way].tolist(), plain[0], strict=True)
+                )
+            again = None
+            if (over > 0).any() and len(branch.modes) > 1 and mode == MODES[0]:
+                again = np.array([[self._rows(opened, MODES[-1], options) for options in new]])
+                figures = opened.even.fitted(plain, again, opened.limits)
+                over = (figures.stage_bytes - opened.limits).max(axis=-1)
+            self.record.count("divisions", over.size)
+            self._note(opened, mode, new, figures.step_ns, over, figures.recomputed)
+
+    def _note(
+        self,
+        opened: Opened,
+        mode: str,
+        columns: list[tuple[int, ...]],
+        step_ns: Floats,
+        over: Ints,
+        recomputed: Ints,
+    ) -> None:
+        """Keep the best of some divisions [C, V] if it is better than what is known."""
+        limit = int(opened.limits.min())
+        least = int(over.min())
+        if least > 0:
+            stage = None
+            if opened.short is None or opened.short.needed_bytes > limit + least:
+                opened.short = MemoryLimitError(limit + least, limit, stage)
+        fits = np.where(over <= 0, step_ns, np.inf)
+        best_ns = opened.best.step_ns if opened.best else float("inf")
+        for place in np.argsort(fits, axis=None, kind="stable").tolist():
+            way, column = divmod(place, len(columns))
+            if fits[way, column] >= best_ns:
+                break
+            layers = int(recomputed[way, column])
+            used = [(mode, columns[column])]
+            if layers:
+                used.append((MODES[-1], columns[column]))
+            division = Division(
+                chunks=opened.even.chunks(way, 0, 1 if layers else None, layers),
+                step_ns=float(fits[way, column]),
+                memory_bytes=int(opened.limits.min() + over[way, column]),
+                bound_ns=float(fits[way, column]),
+            )
+            group = [Solved(mode_, self._solution(opened, mode_, o)) for mode_, o in used]
+            runs = self.evaluator.runs(opened.candidate, group)
+            division = in_order(division, runs, opened.pipeline, self.evaluator.overlap)
+            if division.step_ns < best_ns:
+                opened.best, opened.used, best_ns = division, tuple(used), division.step_ns
+        self.best_ns = min(self.best_ns, best_ns)
+
+    def _solution(self, opened: Opened, mode: str, options: tuple[int, ...]) -> Solution:
+        """A column of a mode, or of the plain one whose options are recomputed."""
+        pools = [self.pool(opened.shape, mode), self.pool(opened.shape, MODES[0])]
+        return next(pool.columns[options] for pool in pools if options in pool.columns)
+
+    def _ranking(self) -> Ranking:
+        ranking = Ranking()
+        for refused in self.refused:
+            ranking.add(refused)
+        for opened in self.opened.values():
+            bound_ns = opened.bound_ns
+            if opened.best is not None:
+                if bound_ns > opened.best.step_ns * (1 + 1e-9):
+                    self.record.count("false bounds")
+                ranking.add(
+                    SolvedPlan(
+                        candidate=opened.candidate,
+                        division=opened.best,
+                        bound_ns=min(bound_ns, opened.best.step_ns),
+                        solved=tuple(
+                            Solved(mode, self._solution(opened, mode, options))
+                            for mode, options in opened.used
+                        ),
+                    )
+                )
+            elif bound_ns < self.cutoff_ns and opened.short is not None:
+                ranking.add(Refused(opened.candidate, opened.short, bound_ns))
+            else:
+                ranking.add(Pruned(opened.candidate, bound_ns, NO_GAIN))
+        ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)
+        return ranking
