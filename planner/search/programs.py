@@ -363,12 +363,15 @@ class Programs:
         """Solutions, and for each site the figures of their blocks."""
         learned = Learned({}, {})
         solutions = self.solve_many([ask for ask, _ in wanted], sweeps, max_gap)
-        for (ask, deferring), solution in zip(wanted, solutions, strict=True):
-            learned.solved[ask] = solution
-            if not isinstance(solution, float):
-                for part in ask.shape.parts:
-                    key = part, ask.mode, solution.options, deferring
-                    learned.figures[key] = self.block_figures(*key)
+        learned.solved.update((ask, s) for (ask, _), s in zip(wanted, solutions, strict=True))
+        keys = [
+            (part, ask.mode, solution.options, deferring)
+            for (ask, deferring), solution in zip(wanted, solutions, strict=True)
+            if not isinstance(solution, float)
+            for part in ask.shape.parts
+        ]
+        self.read(keys)
+        learned.figures.update((key, self._figures[key]) for key in keys)
         return learned
 
     def _stacked(self, asks: list[Ask]) -> tuple[CostTables, list[Ask]]:

@@ -173,6 +173,7 @@ class StrategyCosts:
 
     def tables(self) -> CostTables:
         """Choices and edges of all rows."""
+        rows = zip(self.figures, self.legal, self.space.choices, self.space.homes, strict=True)
         choices = tuple(
             NodeCosts(
                 figures=figures,
@@ -181,17 +182,11 @@ class StrategyCosts:
                 count=space_choice.count,
                 template=home,
             )
-            for figures, legal, space_choice, home in zip(
-                self.figures, self.legal, self.space.choices, self.space.homes, strict=True
-            )
+            for figures, legal, space_choice, home in rows
         )
         alike: dict[object, Boxing] = {}
-        homes = self.space.homes
-        edges = (
-            self._edge(number, edge, homes[edge.uses[0].choice], alike)
-            for number, edge in enumerate(self.space.edges)
-        )
-        return CostTables(choices=choices, edges=tuple(edges))
+        edges = tuple(self._edge(place, edge, alike) for place, edge in enumerate(self.space.edges))
+        return CostTables(choices=choices, edges=edges)
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -472,9 +467,7 @@ class StrategyCosts:
         durations: Ints = boxed.duration_ns[source_places, target_places]
         return durations
 
-    def _edge(
-        self, number: int, edge: ReshardingEdge, template: int, alike: dict[object, Boxing]
-    ) -> EdgeCosts:
+    def _edge(self, number: int, edge: ReshardingEdge, alike: dict[object, Boxing]) -> EdgeCosts:
         """One edge; those that are boxed alike share their arrays."""
         tensor: Tensor = self.tensors[edge.tensor]
         maker = self.makers[edge.tensor]
@@ -493,7 +486,7 @@ class StrategyCosts:
             uses=edge.uses,
             count=edge.count,
             figure=STEP if tensor.rate is Rate.STEP else MICROBATCH,
-            template=template,
+            template=self.space.homes[edge.uses[0].choice],
             **alike[key],
         )
 

@@ -151,12 +151,12 @@ class EvenLayers:
 
     def _stage_bytes(self, sums: Ints) -> Ints:
         """Bytes [..., S] that stages keep at their fullest moments."""
-        kept = np.zeros((*sums.shape[:-2], self.pipeline.stages), np.int64)
+        kept_bytes = np.zeros((*sums.shape[:-2], self.pipeline.stages), np.int64)
         for stage, moments in enumerate(self._moments):
             on = np.flatnonzero(self.homes == stage)
             alive = np.einsum("mkl,...kl->...m", moments, sums[..., on, KEEPS])
-            kept[..., stage] = sums[..., on, STAYS].sum(axis=-1) + alive.max(axis=-1)
-        return kept
+            kept_bytes[..., stage] = sums[..., on, STAYS].sum(axis=-1) + alive.max(axis=-1)
+        return kept_bytes
 
     def _transient_bytes(self, plain: Ints, again: Ints | None, layers: Ints) -> Ints:
         """Bytes [C, V, S] of the largest section of every stage's blocks."""

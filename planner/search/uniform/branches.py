@@ -55,7 +55,7 @@ TOGETHER = 32  # branches that ask together
 
 
 @dataclass(slots=True)
-class Branch:
+class PricedBranch:
     """A candidate in some modes of recomputation, its layers dealt out in one way."""
 
     modes: tuple[str, ...]
@@ -89,7 +89,7 @@ class Opened:
     pipeline: Pipeline
     even: EvenLayers
     limits: Ints
-    branches: list[Branch]
+    branches: list[PricedBranch]
     rows: dict[tuple[str, tuple[int, ...]], Ints] = field(default_factory=dict)
     tried: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     points: dict[tuple[str, int], list[tuple[float, int, Ints]]] = field(default_factory=dict)
@@ -166,9 +166,9 @@ class UniformLoop:
     def _left(self) -> int:
         return sum(opened.bound_ns < self.cutoff_ns for opened in self.opened.values())
 
-    def _batch(self) -> list[tuple[Opened, Branch]]:
+    def _batch(self) -> list[tuple[Opened, PricedBranch]]:
         """Branches of the lowest bounds that have something to ask; bounds follow their pools."""
-        batch: list[tuple[Opened, Branch]] = []
+        batch: list[tuple[Opened, PricedBranch]] = []
         queue = sorted(
             (
                 (branch.bound_ns, number, place, opened, branch)
@@ -210,7 +210,7 @@ class UniformLoop:
                 even=even,
                 limits=np.array([limits[kind] - besides for kind in pipeline.kinds]),
                 branches=[
-                    Branch(modes=modes, way=way, bound_ns=bound)
+                    PricedBranch(modes=modes, way=way, bound_ns=bound)
                     for modes in self._branches()
                     for way in range(len(even.ways))
                 ],
@@ -284,14 +284,14 @@ class UniformLoop:
 
     # -- branches ------------------------------------------------------------------------------
 
-    def _look(self, opened: Opened, branch: Branch) -> None:
+    def _look(self, opened: Opened, branch: PricedBranch) -> None:
         """Raise a branch's bound by all that is known of its shape; note what it asks next."""
         pools = [self.pool(opened.shape, mode) for mode in branch.modes]
-        known = sum(len(pool.least) + len(pool.columns) for pool in pools)
-        if known == branch.seen:
+        answers = sum(len(pool.least) + len(pool.columns) for pool in pools)
+        if answers == branch.seen:
             branch.done = bool(branch.asks)  # its prices are known, and nothing came of them
             return
-        branch.seen, branch.asks = known, []
+        branch.seen, branch.asks = answers, []
         cheap = self._slopes(opened, branch, None)
         branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, cheap, []))
         if branch.bound_ns >= self.cutoff_ns:
@@ -325,13 +325,13 @@ class UniformLoop:
         branch.done = branch.bound_ns >= cost_ns * (1 - SAME)
         branch.asks = [prices]
 
-    def _prices(self, opened: Opened, branch: Branch, slopes: Slopes, share: float) -> Floats:
+    def _prices(self, opened: Opened, branch: PricedBranch, slopes: Slopes, share: float) -> Floats:
         """Prices at which all memory of a stage costs a share of the step."""
         byte = share * branch.bound_ns / max(int(opened.limits.min()), 1)
         prices: Floats = slopes.time + byte * slopes.memory
         return prices
 
-    def _slopes(self, opened: Opened, branch: Branch, block: Ints | None) -> Slopes:
+    def _slopes(self, opened: Opened, branch: PricedBranch, block: Ints | None) -> Slopes:
         """Slopes of a branch where blocks have these figures; None: its main template's alone."""
         if block is None:
             block = np.zeros((len(self.templates), COLUMNS), np.int64)
@@ -339,7 +339,7 @@ class UniformLoop:
         return opened.even.slopes(branch.way, block, OTHERS)
 
     def _proven_ns(
-        self, opened: Opened, branch: Branch, slopes: Slopes, multipliers: list[float]
+        self, opened: Opened, branch: PricedBranch, slopes: Slopes, multipliers: list[float]
     ) -> float:
         """Least step of a branch by the cuts of its shape, at the best price of memory."""
         pools = [self.pool(opened.shape, mode) for mode in branch.modes]
@@ -352,7 +352,7 @@ class UniformLoop:
 
     # -- plans ---------------------------------------------------------------------------------
 
-    def _divide(self, opened: Opened, branch: Branch) -> None:
+    def _divide(self, opened: Opened, branch: PricedBranch) -> None:
         """Divide the columns of a branch's modes that were not tried yet, in every way."""
         for mode in branch.modes:
             pool = self.pool(opened.shape, mode)

@@ -63,17 +63,17 @@ class BlockPool:
 
     def multipliers(self, slopes: Slopes, main: int) -> list[float]:
         """Multipliers at which each cut proves most of a pipeline, by its `main` template."""
-        found = []
+        multipliers = []
         for prices in self.prices:
             share = slopes.time[MICROBATCH, main] / prices[MICROBATCH, main]
-            found.append(
+            multipliers.append(
                 max(
                     float(share * prices[figure, main] / slopes.memory[figure, main])
                     for figure in BYTES
                     if slopes.memory[figure, main] > 0
                 )
             )
-        return found
+        return multipliers
 
     def proven_ns(
         self,

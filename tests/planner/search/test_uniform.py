@@ -55,8 +55,8 @@ def test_no_division_is_below_the_slopes_of_another(pipeline: Pipeline, others: 
             assert step_ns <= figures.step_ns[way, 0] * (1 + 1e-9)
             if not pipeline.defers_weight_gradients:
                 usual[3] = block[:, 5]
-                kept = (slopes.memory * usual).sum()
-                assert kept <= figures.stage_bytes[way, 0].max() * (1 + 1e-9)
+                kept_bytes = (slopes.memory * usual).sum()
+                assert kept_bytes <= figures.stage_bytes[way, 0].max() * (1 + 1e-9)
 
 
 def asked(limit_share: float) -> SearchRequest:
