@@ -20,13 +20,11 @@ from millrace.planner.frameworks.capabilities import MODES
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
-    INFLIGHT,
     MICROBATCH,
-    PERSISTENT,
     STEP,
 )
 from millrace.planner.search.blocks.solver import Solution
-from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.candidates import INTERLEAVE_MAX, Candidate
 from millrace.planner.search.evaluation import (
     NO_GAIN,
     Evaluator,
@@ -35,7 +33,6 @@ from millrace.planner.search.evaluation import (
     Solved,
     SolvedPlan,
 )
-from millrace.planner.search.meshes import FREE_AXES_MAX
 from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.programs import Ask, Shape
 from millrace.planner.search.ranking import Ranking
@@ -46,24 +43,37 @@ from millrace.planner.search.stages.even_layers import COLUMNS, EvenLayers, Slop
 from millrace.planner.search.uniform.pricing import BlockPool, best_multiplier, joined
 
 SWEEPS = 8
-TIE_BREAKER = 0.002  # price of all memory, as a share of the step, that decides between equals
 FIRST_SHARE = 0.3  # that of the first programs where memory is short
 DEAREST = 64.0  # a branch that does not fit at this share of the step has no plan
 OTHERS = 0.02  # weight of every stage beside the fullest, so that no figure is free
 SAME = 0.002  # of a step, within which a bound has reached what its columns cost
 TOGETHER = 32  # branches that ask together
+CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
 
 
 @dataclass(slots=True)
 class PricedBranch:
-    """A candidate in some modes of recomputation, its layers dealt out in one way."""
+    """A candidate in some modes of recomputation, its layers dealt out in one way.
+
+    Attributes
+    ----------
+    share : float
+        Dearest price of memory that was asked, as a share of the step.
+    seen : int
+        Cuts and columns of its modes that the bound rests on.
+    timed : bool
+        True once it has asked for time alone.
+    asks : list
+        Modes and prices [F, T] to ask next.
+    """
 
     modes: tuple[str, ...]
     way: int
     bound_ns: float
-    share: float = 0.0  # dearest price of memory that was asked, as a share of the step
-    seen: int = -1  # cuts and columns of its modes that the bound rests on
-    asks: list[Floats] = field(default_factory=list)  # prices [F, T] to ask next, in every mode
+    share: float = 0.0
+    seen: int = -1
+    timed: bool = False
+    asks: list[tuple[str, Floats]] = field(default_factory=list)
     done: bool = False
 
 
@@ -78,9 +88,13 @@ class Opened:
         Bytes that blocks may take of every stage.
     rows : dict
         Figures [T, F] of a block by mode and options.
-    best : SolvedPlan, optional
-        Fastest division that fits so far.
-    least : MemoryLimitError, optional
+    tried : set
+        Mode and options of the columns that were divided.
+    points : dict
+        Step, bytes beyond the limit and figures of every column, by mode and way.
+    best : Division, optional
+        Fastest that fits so far; `used` has the mode and options of its variants.
+    short : MemoryLimitError, optional
         That of the division that is least short of memory.
     """
 
@@ -135,8 +149,8 @@ class UniformLoop:
 
     # -- the queue -----------------------------------------------------------------------------
 
-    def rank(self, candidates: Sequence[Candidate]) -> Ranking:
-        """Plans of all candidates that may be as good as the best, and bounds of all others."""
+    def close(self, candidates: Sequence[Candidate]) -> None:
+        """Price candidates until none of them may be better than the best plan of all so far."""
         self._phase(f"bounding {counted(len(candidates), 'candidates')}")
         with self.record.layer(SHAPES):
             self._open(candidates)
@@ -144,15 +158,7 @@ class UniformLoop:
         while batch := self._batch():
             self._phase(f"pricing: {counted(self._left(), 'candidates')} are open")
             with self.record.layer(BLOCKS):
-                self._ask(
-                    [
-                        (opened, mode, prices)
-                        for opened, branch in batch
-                        for prices in branch.asks
-                        for mode in branch.modes
-                    ]
-                )
-        return self._ranking()
+                self._ask([(opened, *ask) for opened, branch in batch for ask in branch.asks])
 
     def _phase(self, phase: str) -> None:
         so_far = f", best step {duration(self.best_ns)}" if np.isfinite(self.best_ns) else ""
@@ -161,7 +167,7 @@ class UniformLoop:
     @property
     def cutoff_ns(self) -> float:
         """Bound at which a branch has nothing to gain."""
-        return self.best_ns
+        return self.best_ns / (1 + self.evaluator.request.max_gap * CLOSED)
 
     def _left(self) -> int:
         return sum(opened.bound_ns < self.cutoff_ns for opened in self.opened.values())
@@ -215,7 +221,7 @@ class UniformLoop:
                     for way in range(len(even.ways))
                 ],
             )
-        self._ask_shapes(self.evaluator.modes[0], TIE_BREAKER)
+        self._ask_shapes([self.opened[c] for c in candidates if c in self.opened])
 
     def _branches(self) -> list[tuple[str, ...]]:
         """Modes of recomputation that plans mix, in every way."""
@@ -224,32 +230,27 @@ class UniformLoop:
             return [(MODES[0], MODES[-1]), *((mode,) for mode in modes if mode == "selective")]
         return [(mode,) for mode in modes]
 
-    def _ask_shapes(self, mode: str, share: float) -> None:
-        """Ask one program of every usual shape, whose cut bounds all of its candidates."""
-        first = {
-            opened.shape: opened
-            for opened in self.opened.values()
-            if len(opened.candidate.axes) <= FREE_AXES_MAX
-        }
-        self._ask([(opened, mode, self._shape_prices(opened, share)) for opened in first.values()])
+    def _ask_shapes(self, every: Sequence[Opened]) -> None:
+        """Ask one program of every shape, for time alone: its cut bounds all its candidates."""
+        first = {opened.shape: opened for opened in reversed(every) if self._lowest(opened)}
+        mode = self.evaluator.modes[0]
+        self._ask([(opened, mode, self._time_prices(opened)) for opened in first.values()])
 
-    def _shape_prices(self, opened: Opened, share: float) -> Floats:
-        """Prices [F, T] that bound any schedule of a shape: of the stage that holds most layers."""
+    def _lowest(self, opened: Opened) -> bool:
+        return opened.bound_ns < self.cutoff_ns
+
+    def _time_prices(self, opened: Opened) -> Floats:
+        """Prices [F, T] of time that bound any schedule: of the stage that holds most layers."""
         pipeline = opened.pipeline
-        prices = np.zeros((len(FIGURES), len(self.templates)))
         microbatches, stages = pipeline.microbatches, pipeline.stages
-        rest = 1.0 if stages == 1 else OTHERS
-        weights = np.full(len(self.templates), rest)
-        weights[self.main] = 1.0
-        prices[[MICROBATCH, DEFERRABLE]] = microbatches * weights
-        if stages > 1:
-            least_ramp = stages / (12 * (microbatches + stages))
+        prices = np.zeros((len(FIGURES), len(self.templates)))
+        prices[[MICROBATCH, DEFERRABLE]] = microbatches
+        prices[STEP] = 1
+        if stages > 1:  # others count in the ramp, of at most so many chunks
             others = np.arange(len(self.templates)) != self.main
-            prices[np.ix_([MICROBATCH, DEFERRABLE], others)] = microbatches * least_ramp
-        prices[STEP] = weights
-        byte = share * opened.bound_ns / max(int(opened.limits.min()), 1)
-        prices[PERSISTENT] = byte * weights
-        prices[INFLIGHT] = byte * min(stages, microbatches) * weights
+            ramp = stages * microbatches / (INTERLEAVE_MAX * (microbatches + stages))
+            prices[np.ix_([MICROBATCH, DEFERRABLE], others)] = ramp
+            prices[STEP, others] = OTHERS
         weighed: Floats = prices * self.counts
         return weighed
 
@@ -262,16 +263,17 @@ class UniformLoop:
     def _ask(self, wanted: Sequence[tuple[Opened, str, Floats]]) -> None:
         """Solve block programs together and note what they prove."""
         programs = self.evaluator.programs
-        asks = []
-        for opened, mode, prices in wanted:
-            each = tuple(map(tuple, (prices / self.counts).tolist()))
-            asks.append(Ask(shape=opened.shape, mode=mode, prices=(), by_template=each))
+        asks = [self._ask_of(*each) for each in wanted]
         self.record.count("programs at prices", len(set(asks)))
         answers = programs.solve_many(asks, SWEEPS, SAME)
         for (opened, mode, prices), ask, answer in zip(wanted, asks, answers, strict=True):
             if ask not in self.asked:
                 self.asked.add(ask)
                 self.pool(opened.shape, mode).add(prices, answer)
+
+    def _ask_of(self, opened: Opened, mode: str, prices: Floats) -> Ask:
+        each = tuple(map(tuple, (prices / self.counts).tolist()))
+        return Ask(shape=opened.shape, mode=mode, prices=(), by_template=each)
 
     def _rows(self, opened: Opened, mode: str, options: tuple[int, ...]) -> Ints:
         """Figures [T, F] of a block of every template in a column."""
@@ -287,43 +289,60 @@ class UniformLoop:
     def _look(self, opened: Opened, branch: PricedBranch) -> None:
         """Raise a branch's bound by all that is known of its shape; note what it asks next."""
         pools = [self.pool(opened.shape, mode) for mode in branch.modes]
-        answers = sum(len(pool.least) + len(pool.columns) for pool in pools)
+        plain = self.evaluator.modes[0]
+        answers = len(self.pool(opened.shape, plain).least)
+        answers += sum(len(pool.least) + len(pool.columns) for pool in pools)
         if answers == branch.seen:
             branch.done = bool(branch.asks)  # its prices are known, and nothing came of them
             return
-        branch.seen, branch.asks = answers, []
-        cheap = self._slopes(opened, branch, None)
-        branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, cheap, []))
+        branch.seen = answers
+        slopes = self._slopes(opened, branch, None)
+        branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
         if branch.bound_ns >= self.cutoff_ns:
             return
+        if branch.modes[0] == plain and not branch.timed:  # a cut of time bounds all modes
+            branch.timed = True
+            self._divide(opened, branch)
+            if points := self._points(opened, branch):
+                fastest = min(points, key=lambda point: point[0])
+                slopes = self._slopes(opened, branch, fastest[2])
+            branch.asks = [(plain, slopes.time)]
+            if self._ask_of(opened, plain, slopes.time) not in self.asked:
+                return
         if not any(pool.columns for pool in pools):
-            if not pools[0].least:
-                branch.asks = [self._prices(opened, branch, cheap, TIE_BREAKER)]
-            branch.done = not branch.asks
+            dear = self._prices(opened, branch, slopes, FIRST_SHARE)
+            branch.done = any(pool.least for pool in pools)  # nothing can be read off
+            branch.asks = [(mode, dear) for mode in branch.modes]
             return
         self._divide(opened, branch)
-        points = [
+        self._price(opened, branch)
+
+    def _points(self, opened: Opened, branch: PricedBranch) -> list[tuple[float, int, Ints]]:
+        """Step, bytes beyond the limit and figures of the columns of a branch."""
+        return [
             point for mode in branch.modes for point in opened.points.get((mode, branch.way), ())
         ]
+
+    def _price(self, opened: Opened, branch: PricedBranch) -> None:
+        """Raise a branch's bound at the price that its columns leave most open, and ask there."""
+        points = self._points(opened, branch)
         steps = np.array([step_ns for step_ns, _, _ in points])
         over = np.array([excess for _, excess, _ in points], float)
         multiplier, cost_ns = best_multiplier(steps, over)
         if np.isinf(multiplier):
-            nearest = int(over.argmin())
-            slopes = self._slopes(opened, branch, points[nearest][2])
+            slopes = self._slopes(opened, branch, points[int(over.argmin())][2])
             branch.share = max(FIRST_SHARE, 4 * branch.share)
-            branch.asks = [self._prices(opened, branch, slopes, branch.share)]
+            prices = self._prices(opened, branch, slopes, branch.share)
+            branch.asks = [(mode, prices) for mode in branch.modes]
             branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
             branch.done = branch.share > DEAREST
             return
-        nearest = int((steps + multiplier * over).argmin())
-        slopes = self._slopes(opened, branch, points[nearest][2])
+        slopes = self._slopes(opened, branch, points[int((steps + multiplier * over).argmin())][2])
         proven_ns = self._proven_ns(opened, branch, slopes, [multiplier])
         branch.bound_ns = max(branch.bound_ns, proven_ns)
-        least = TIE_BREAKER * cost_ns / max(int(opened.limits.min()), 1)
-        prices = slopes.time + max(multiplier, least) * slopes.memory
         branch.done = branch.bound_ns >= cost_ns * (1 - SAME)
-        branch.asks = [prices]
+        modes = branch.modes if multiplier > 0 else branch.modes[:1]
+        branch.asks = [(mode, slopes.time + multiplier * slopes.memory) for mode in modes]
 
     def _prices(self, opened: Opened, branch: PricedBranch, slopes: Slopes, share: float) -> Floats:
         """Prices at which all memory of a stage costs a share of the step."""
@@ -342,13 +361,23 @@ class UniformLoop:
         self, opened: Opened, branch: PricedBranch, slopes: Slopes, multipliers: list[float]
     ) -> float:
         """Least step of a branch by the cuts of its shape, at the best price of memory."""
+        plain = self.pool(opened.shape, self.evaluator.modes[0])
         pools = [self.pool(opened.shape, mode) for mode in branch.modes]
         every = {0.0, *multipliers}
         every.update(m for pool in pools for m in pool.multipliers(slopes, self.main))
         prices = np.array(sorted(every))
         least_ns = self.evaluator.programs.least_block_times_ns(opened.shape)
         limit = float(opened.limits[slopes.stage])
-        return joined([pool.proven_ns(slopes, prices, limit, least_ns) for pool in pools])
+        # Whatever is run again takes no less time than what is not.
+        (time_ns,) = plain.proven_ns(slopes, np.zeros(1), 0.0, least_ns).tolist()
+        return joined(
+            [
+                np.maximum(
+                    pool.proven_ns(slopes, prices, limit, least_ns), time_ns - prices * limit
+                )
+                for pool in pools
+            ]
+        )
 
     # -- plans ---------------------------------------------------------------------------------
 
@@ -367,7 +396,6 @@ class UniformLoop:
                 opened.points.setdefault((mode, way), []).extend(
                     zip(figures.step_ns[way].tolist(), over[way].tolist(), plain[0], strict=True)
                 )
-            again = None
             if (over > 0).any() and len(branch.modes) > 1 and mode == MODES[0]:
                 again = np.array([[self._rows(opened, MODES[-1], options) for options in new]])
                 figures = opened.even.fitted(plain, again, opened.limits)
@@ -386,11 +414,9 @@ class UniformLoop:
     ) -> None:
         """Keep the best of some divisions [C, V] if it is better than what is known."""
         limit = int(opened.limits.min())
-        least = int(over.min())
-        if least > 0:
-            stage = None
-            if opened.short is None or opened.short.needed_bytes > limit + least:
-                opened.short = MemoryLimitError(limit + least, limit, stage)
+        needed_bytes = limit + int(over.min())
+        if opened.short is None or opened.short.needed_bytes > needed_bytes:
+            opened.short = MemoryLimitError(needed_bytes, limit)
         fits = np.where(over <= 0, step_ns, np.inf)
         best_ns = opened.best.step_ns if opened.best else float("inf")
         for place in np.argsort(fits, axis=None, kind="stable").tolist():
@@ -404,7 +430,7 @@ class UniformLoop:
             division = Division(
                 chunks=opened.even.chunks(way, 0, 1 if layers else None, layers),
                 step_ns=float(fits[way, column]),
-                memory_bytes=int(opened.limits.min() + over[way, column]),
+                memory_bytes=int(limit + over[way, column]),
                 bound_ns=float(fits[way, column]),
             )
             group = [Solved(mode_, self._solution(opened, mode_, o)) for mode_, o in used]
@@ -419,7 +445,8 @@ class UniformLoop:
         pools = [self.pool(opened.shape, mode), self.pool(opened.shape, MODES[0])]
         return next(pool.columns[options] for pool in pools if options in pool.columns)
 
-    def _ranking(self) -> Ranking:
+    def ranking(self) -> Ranking:
+        """Plans of candidates that may be as good as the best, and bounds of all others."""
         ranking = Ranking()
         for refused in self.refused:
             ranking.add(refused)

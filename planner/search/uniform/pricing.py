@@ -65,6 +65,8 @@ class BlockPool:
         """Multipliers at which each cut proves most of a pipeline, by its `main` template."""
         multipliers = []
         for prices in self.prices:
+            if not prices[BYTES, main].any():
+                continue  # of time alone
             share = slopes.time[MICROBATCH, main] / prices[MICROBATCH, main]
             multipliers.append(
                 max(

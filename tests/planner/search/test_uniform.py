@@ -74,9 +74,9 @@ def asked(limit_share: float) -> SearchRequest:
 def ranked(request: SearchRequest) -> tuple[Evaluator, UniformLoop]:
     graph = build_training(request.model, request.training, request.global_batch)
     evaluator = Evaluator(request, graph)
-    everything = candidates_of(request, graph), candidates_of(request, graph, [])
     loop = UniformLoop(evaluator, lambda line: None, SearchLog())
-    loop.rank([candidate for some in everything for candidate in some])
+    loop.close(candidates_of(request, graph))
+    loop.close(candidates_of(request, graph, []))
     return evaluator, loop
 
 
