@@ -34,7 +34,7 @@ from millrace.planner.search.evaluation import (
     SolvedPlan,
 )
 from millrace.planner.search.placement_groups import usable_bytes
-from millrace.planner.search.programs import Ask, Shape
+from millrace.planner.search.programs import Ask, FiguresKey, Shape
 from millrace.planner.search.ranking import Ranking
 from millrace.planner.search.report.search_log import BLOCKS, SHAPES, STAGES, SearchLog
 from millrace.planner.search.request import MemoryLimitError
@@ -44,10 +44,11 @@ from millrace.planner.search.uniform.pricing import BlockPool, best_multiplier, 
 
 SWEEPS = 8
 FIRST_SHARE = 0.3  # that of the first programs where memory is short
-DEAREST = 64.0  # a branch that does not fit at this share of the step has no plan
+DEARER = 8  # times the price before, where no column fits at that
+DEAREST = 200.0  # a branch that does not fit at this share of the step has no plan
 OTHERS = 0.02  # weight of every stage beside the fullest, so that no figure is free
 SAME = 0.002  # of a step, within which a bound has reached what its columns cost
-TOGETHER = 32  # branches that ask together
+TOGETHER = 64  # branches that ask together
 CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
 
 
@@ -63,6 +64,8 @@ class PricedBranch:
         Cuts and columns of its modes that the bound rests on.
     timed : bool
         True once it has asked for time alone.
+    slopes : Slopes, optional
+        Those that it asked at last.
     asks : list
         Modes and prices [F, T] to ask next.
     """
@@ -73,6 +76,7 @@ class PricedBranch:
     share: float = 0.0
     seen: int = -1
     timed: bool = False
+    slopes: Slopes | None = None
     asks: list[tuple[str, Floats]] = field(default_factory=list)
     done: bool = False
 
@@ -185,6 +189,7 @@ class UniformLoop:
             key=lambda entry: entry[:3],
         )
         with self.record.layer(STAGES):
+            self._read([(entry[3], entry[4]) for entry in queue[: 2 * TOGETHER]])
             for bound_ns, _, _, opened, branch in queue:
                 if bound_ns >= self.cutoff_ns or len(batch) == TOGETHER:
                     break
@@ -263,6 +268,8 @@ class UniformLoop:
     def _ask(self, wanted: Sequence[tuple[Opened, str, Floats]]) -> None:
         """Solve block programs together and note what they prove."""
         programs = self.evaluator.programs
+        for mode in dict.fromkeys(mode for _, mode, _ in wanted):
+            self._prepare(mode)
         asks = [self._ask_of(*each) for each in wanted]
         self.record.count("programs at prices", len(set(asks)))
         answers = programs.solve_many(asks, SWEEPS, SAME)
@@ -270,6 +277,47 @@ class UniformLoop:
             if ask not in self.asked:
                 self.asked.add(ask)
                 self.pool(opened.shape, mode).add(prices, answer)
+
+    def _prepare(self, mode: str) -> None:
+        """Price a mode for all shapes that are open at once: tables are made for many together."""
+        shapes = dict.fromkeys(
+            opened.shape for opened in self.opened.values() if self._lowest(opened)
+        )
+        self.evaluator.programs.rows([(mode, shape) for shape in shapes])
+
+    def _read(self, branches: Sequence[tuple[Opened, PricedBranch]]) -> None:
+        """Read the figures of all columns that these branches have not tried yet together."""
+        programs = self.evaluator.programs
+        new = {
+            (number, mode): self._untried(opened, mode)
+            for number, (opened, branch) in enumerate(branches)
+            if branch.bound_ns < self.cutoff_ns
+            for mode in branch.modes
+        }
+        programs.read(
+            self._key(branches[number][0], mode, options)
+            for (number, mode), columns in new.items()
+            for options in columns
+        )
+        programs.read(
+            self._key(branches[number][0], MODES[-1], options)
+            for (number, mode), columns in new.items()
+            if columns and mode == MODES[0] and len(branches[number][1].modes) > 1
+            for options in columns
+            if self._is_short(branches[number][0], mode, options)
+        )
+
+    def _untried(self, opened: Opened, mode: str) -> list[tuple[int, ...]]:
+        pool = self.pool(opened.shape, mode)
+        return [options for options in pool.columns if (mode, options) not in opened.tried]
+
+    def _is_short(self, opened: Opened, mode: str, options: tuple[int, ...]) -> bool:
+        """True if a column does not fit in some way."""
+        figures = opened.even.figures(self._rows(opened, mode, options)[None, None])
+        return bool((figures.stage_bytes > opened.limits).any())
+
+    def _key(self, opened: Opened, mode: str, options: tuple[int, ...]) -> FiguresKey:
+        return opened.shape, mode, options, opened.pipeline.defers_weight_gradients
 
     def _ask_of(self, opened: Opened, mode: str, prices: Floats) -> Ask:
         each = tuple(map(tuple, (prices / self.counts).tolist()))
@@ -279,8 +327,7 @@ class UniformLoop:
         """Figures [T, F] of a block of every template in a column."""
         key = mode, options
         if key not in opened.rows:
-            later = opened.pipeline.defers_weight_gradients
-            figures = self.evaluator.programs.block_figures(opened.shape, mode, options, later)
+            figures = self.evaluator.programs.block_figures(*self._key(opened, mode, options))
             opened.rows[key] = variant_rows([figures[template] for template in self.templates])
         return opened.rows[key]
 
@@ -296,7 +343,7 @@ class UniformLoop:
             branch.done = bool(branch.asks)  # its prices are known, and nothing came of them
             return
         branch.seen = answers
-        slopes = self._slopes(opened, branch, None)
+        slopes = branch.slopes or self._slopes(opened, branch, None)
         branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
         if branch.bound_ns >= self.cutoff_ns:
             return
@@ -330,14 +377,19 @@ class UniformLoop:
         over = np.array([excess for _, excess, _ in points], float)
         multiplier, cost_ns = best_multiplier(steps, over)
         if np.isinf(multiplier):
-            slopes = self._slopes(opened, branch, points[int(over.argmin())][2])
-            branch.share = max(FIRST_SHARE, 4 * branch.share)
-            prices = self._prices(opened, branch, slopes, branch.share)
-            branch.asks = [(mode, prices) for mode in branch.modes]
+            branch.slopes = slopes = self._slopes(opened, branch, points[int(over.argmin())][2])
+            first = max(FIRST_SHARE, DEARER * branch.share)
+            branch.share = DEARER * first
+            branch.asks = [
+                (mode, self._prices(opened, branch, slopes, share))
+                for share in (first, branch.share)
+                for mode in branch.modes
+            ]
             branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
             branch.done = branch.share > DEAREST
             return
-        slopes = self._slopes(opened, branch, points[int((steps + multiplier * over).argmin())][2])
+        cheapest = points[int((steps + multiplier * over).argmin())][2]
+        branch.slopes = slopes = self._slopes(opened, branch, cheapest)
         proven_ns = self._proven_ns(opened, branch, slopes, [multiplier])
         branch.bound_ns = max(branch.bound_ns, proven_ns)
         branch.done = branch.bound_ns >= cost_ns * (1 - SAME)
@@ -384,8 +436,7 @@ class UniformLoop:
     def _divide(self, opened: Opened, branch: PricedBranch) -> None:
         """Divide the columns of a branch's modes that were not tried yet, in every way."""
         for mode in branch.modes:
-            pool = self.pool(opened.shape, mode)
-            new = [options for options in pool.columns if (mode, options) not in opened.tried]
+            new = self._untried(opened, mode)
             if not new:
                 continue
             opened.tried.update((mode, options) for options in new)
