@@ -266,18 +266,13 @@ class Programs:
             costs[places] = cheapest(strategy_costs, self._least[id(strategy_costs)], rows, vectors)
         return costs
 
-    def least_block_times_ns(self, shape: Shape) -> Floats:
+    def least_block_times_ns(self, shape: Shape, mode: str) -> Floats:
         """Least times [T] of one block of every template for a microbatch, without boxing."""
-        mode = "none" if ("none", shape) in self._priced else self._mode_of(shape)
         strategy_costs, row = self._priced[mode, shape]
         if id(strategy_costs) not in self._least_blocks:
             self._least_blocks[id(strategy_costs)] = least_block_times(strategy_costs)
         times: Floats = self._least_blocks[id(strategy_costs)][:, row]
         return times
-
-    def _mode_of(self, shape: Shape) -> str:
-        """A mode in which a shape was priced."""
-        return next(mode for mode, priced in self._priced if priced == shape)
 
     def refusal(self, shape: Shape, mode: str) -> InfeasibleError:
         """Say which op has no legal option."""

@@ -52,8 +52,7 @@ def template_figures(
     int array [7, T, R]
         Nanoseconds and bytes, by template in the order of `space.templates`.
     """
-    templates = len(space.templates)
-    sums = np.zeros((len(FIGURES) + 2, templates, len(rows)), np.int64)
+    sums = np.zeros((len(FIGURES) + 2, len(space.templates), len(rows)), np.int64)
     for choice, option in zip(tables.choices, options, strict=True):
         sums[: len(FIGURES), choice.template] += choice.count * choice.figures[:, option, rows]
     for edge in tables.edges:
@@ -65,17 +64,8 @@ def template_figures(
             edge_sums[edge.figure] += fresh * edge.duration_ns[source, target, rows]
             edge_sums[PERSISTENT] += fresh * edge.buffer_bytes[source, target, rows]
         _add_kept(edge_sums, space.edges[edge.number], edge, source, targets, rows, deferring)
-    counts = np.array(_block_counts(tables, templates))
-    rounded: Ints = -(-sums // counts[:, None])
+    rounded: Ints = -(-sums // space.block_counts[:, None])
     return rounded
-
-
-def _block_counts(tables: CostTables, templates: int) -> list[int]:
-    """Number of blocks of every template."""
-    counts = [0] * templates
-    for choice in tables.choices:
-        counts[choice.template] = max(counts[choice.template], choice.count)
-    return counts
 
 
 def _among(target: Ints, others: list[Ints]) -> Bools:
@@ -154,8 +144,7 @@ def forward_times_ns(space: StrategySpace, tables: CostTables, rows: Ints, optio
     int array [T, R]
         By template in the order of `space.templates`.
     """
-    templates = len(space.templates)
-    sums = np.zeros((templates, len(rows)))
+    sums = np.zeros((len(space.templates), len(rows)))
     for choice, space_choice, option in zip(tables.choices, space.choices, options, strict=True):
         if space_choice.originals and space_choice.originals[0].op.phase is Phase.FORWARD:
             share = choice.count * len(space_choice.originals) / len(space_choice.ops)
@@ -169,8 +158,7 @@ def forward_times_ns(space: StrategySpace, tables: CostTables, rows: Ints, optio
         for number, target in enumerate(targets):
             fresh = edge.count * ~_among(target, targets[:number])
             sums[edge.template] += fresh * edge.duration_ns[source, target, rows]
-    counts = np.array(_block_counts(tables, templates))
-    rounded: Ints = np.rint(sums / counts[:, None]).astype(np.int64)
+    rounded: Ints = np.rint(sums / space.block_counts[:, None]).astype(np.int64)
     return rounded
 
 

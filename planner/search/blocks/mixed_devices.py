@@ -113,15 +113,13 @@ def least_block_times(strategy_costs: StrategyCosts | MixedDeviceCosts) -> Float
     """
     space = strategy_costs.space
     totals = np.zeros((len(space.templates), strategy_costs.legal[0].shape[1]))
-    counts = np.ones(len(space.templates))
     for home, choice, figures, legal in zip(
         space.homes, space.choices, strategy_costs.figures, strategy_costs.legal, strict=True
     ):
         time = figures[MICROBATCH] + figures[DEFERRABLE]
         least = np.where(legal, time, np.inf).min(axis=0)
         totals[home] += choice.count * np.where(np.isinf(least), 0, least)
-        counts[home] = max(counts[home], choice.count)
-    times: Floats = totals / counts[:, None]
+    times: Floats = totals / space.block_counts[:, None]
     return times
 
 

@@ -213,6 +213,14 @@ class StrategySpace:
         templates = self.folded.graph.templates
         return tuple(places[templates[choice.ops[0].op.block]] for choice in self.choices)
 
+    @property
+    def block_counts(self) -> Ints:
+        """Number of blocks of every template [T]."""
+        counts = np.zeros(len(self.templates), np.int64)
+        for home, choice in zip(self.homes, self.choices, strict=True):
+            counts[home] = max(counts[home], choice.count)
+        return counts
+
 
 def build_space(
     folded: Folded,

@@ -20,7 +20,9 @@ from millrace.planner.frameworks.capabilities import MODES
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
     FIGURES,
+    INFLIGHT,
     MICROBATCH,
+    PERSISTENT,
     STEP,
 )
 from millrace.planner.search.blocks.solver import Solution
@@ -48,8 +50,14 @@ DEARER = 8  # times the price before, where no column fits at that
 DEAREST = 200.0  # a branch that does not fit at this share of the step has no plan
 OTHERS = 0.02  # weight of every stage beside the fullest, so that no figure is free
 SAME = 0.002  # of a step, within which a bound has reached what its columns cost
+MANY = 32  # shapes from which all are priced at these shares of the step before any branch asks
+SHAPE_SHARES = (0.3, 1.5)
 TOGETHER = 64  # branches that ask together
 CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
+
+
+Point = tuple[float, int, Ints]
+"""Step of a column, bytes beyond the limit, and the figures [T, F] of a block."""
 
 
 @dataclass(slots=True)
@@ -110,7 +118,7 @@ class Opened:
     branches: list[PricedBranch]
     rows: dict[tuple[str, tuple[int, ...]], Ints] = field(default_factory=dict)
     tried: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
-    points: dict[tuple[str, int], list[tuple[float, int, Ints]]] = field(default_factory=dict)
+    points: dict[tuple[str, int], list[Point]] = field(default_factory=dict)
     best: Division | None = None
     used: tuple[tuple[str, tuple[int, ...]], ...] = ()
     short: MemoryLimitError | None = None
@@ -239,23 +247,38 @@ class UniformLoop:
         """Ask one program of every shape, for time alone: its cut bounds all its candidates."""
         first = {opened.shape: opened for opened in reversed(every) if self._lowest(opened)}
         mode = self.evaluator.modes[0]
-        self._ask([(opened, mode, self._time_prices(opened)) for opened in first.values()])
+        self._ask([(opened, mode, self._shape_prices(opened, 0.0)) for opened in first.values()])
+        if len(first) >= MANY:
+            self._ask(
+                [
+                    (opened, mode, self._shape_prices(opened, share))
+                    for mode in self.evaluator.modes
+                    for share in SHAPE_SHARES
+                    for opened in first.values()
+                    if self._lowest(opened)
+                ]
+            )
 
     def _lowest(self, opened: Opened) -> bool:
         return opened.bound_ns < self.cutoff_ns
 
-    def _time_prices(self, opened: Opened) -> Floats:
-        """Prices [F, T] of time that bound any schedule: of the stage that holds most layers."""
+    def _shape_prices(self, opened: Opened, share: float) -> Floats:
+        """Prices [F, T] that bound any schedule of a shape: of the stage that holds most layers."""
         pipeline = opened.pipeline
         microbatches, stages = pipeline.microbatches, pipeline.stages
         prices = np.zeros((len(FIGURES), len(self.templates)))
         prices[[MICROBATCH, DEFERRABLE]] = microbatches
         prices[STEP] = 1
+        byte = share * opened.bound_ns / max(int(opened.limits.min()), 1)
+        byte *= stages / (pipeline.microbatches + stages - 1) * microbatches / stages
+        prices[PERSISTENT] = byte
+        prices[INFLIGHT] = byte * min(stages, microbatches)
         if stages > 1:  # others count in the ramp, of at most so many chunks
             others = np.arange(len(self.templates)) != self.main
             ramp = stages * microbatches / (INTERLEAVE_MAX * (microbatches + stages))
             prices[np.ix_([MICROBATCH, DEFERRABLE], others)] = ramp
             prices[STEP, others] = OTHERS
+            prices[np.ix_([PERSISTENT, INFLIGHT], others)] = byte * OTHERS
         weighed: Floats = prices * self.counts
         return weighed
 
@@ -364,8 +387,8 @@ class UniformLoop:
         self._divide(opened, branch)
         self._price(opened, branch)
 
-    def _points(self, opened: Opened, branch: PricedBranch) -> list[tuple[float, int, Ints]]:
-        """Step, bytes beyond the limit and figures of the columns of a branch."""
+    def _points(self, opened: Opened, branch: PricedBranch) -> list[Point]:
+        """Columns of a branch."""
         return [
             point for mode in branch.modes for point in opened.points.get((mode, branch.way), ())
         ]
@@ -418,7 +441,8 @@ class UniformLoop:
         every = {0.0, *multipliers}
         every.update(m for pool in pools for m in pool.multipliers(slopes, self.main))
         prices = np.array(sorted(every))
-        least_ns = self.evaluator.programs.least_block_times_ns(opened.shape)
+        mode = self.evaluator.modes[0]
+        least_ns = self.evaluator.programs.least_block_times_ns(opened.shape, mode)
         limit = float(opened.limits[slopes.stage])
         # Whatever is run again takes no less time than what is not.
         (time_ns,) = plain.proven_ns(slopes, np.zeros(1), 0.0, least_ns).tolist()
