@@ -18,6 +18,7 @@ from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.search import SearchRequest
 from millrace.planner.search.choosing.dispatching import dispatching
 from millrace.planner.search.evaluation import Evaluator
+from millrace.planner.search.outer import with_settled_model
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.uniform.branches import UniformLoop
@@ -44,7 +45,8 @@ def rows(arguments: str) -> list[str]:
         reserve=reserve_on(cluster, None, None),
         runs=capabilities(FRAMEWORK),
     )
-    graph = build_training(spec, request.training, request.global_batch)
+    request = with_settled_model(request)
+    graph = build_training(request.model, request.training, request.global_batch)
     lines = []
     for asked in dispatching(request, graph):
         record, begin = SearchLog(), perf_counter()

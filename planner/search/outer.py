@@ -89,7 +89,7 @@ def search(
     InfeasibleError
         No plan obeys the pins and fits the memory; names what binds, and by how much.
     """
-    request = _with_settled_model(request)
+    request = with_settled_model(request)
     graph = build_training(request.model, request.training, request.global_batch)
     record = record or SearchLog()
     tell = progress or (lambda line: None)
@@ -114,7 +114,7 @@ def search(
     raise with_remedies(failure, request, graph) from None
 
 
-def _with_settled_model(request: SearchRequest) -> SearchRequest:
+def with_settled_model(request: SearchRequest) -> SearchRequest:
     """Request whose model has the settings that pins say, or that its framework gives it."""
     pins = request.pins
     model = with_mtp_layers(request.model, pins.mtp_layers)
