@@ -1,8 +1,14 @@
 """The errors of the planner package, one class per cause."""
 
+import copyreg
+from typing import Any
+
 
 class PlanError(ValueError):
     """A plan is malformed or names something that does not exist (exit code 2)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # made again as it is, whatever makes its text
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InfeasibleError(PlanError):

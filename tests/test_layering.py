@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_405,
+    "planner": 22_707,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_387,
-    "tests": 50_981,
+    "tests": 51_006,
     "benchmarks": 10_333,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -22,9 +22,9 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.memory import plan_memory, reserved_bytes
 from millrace.planner.plan import OpSignature, Plan, read_plan
 from millrace.planner.search import Pins, SearchRequest, search
-from millrace.planner.search.report import SearchLog
 from millrace.planner.search.report.explain import explain
 from millrace.planner.search.report.host_offload import host_shortage
+from millrace.planner.search.search_log import SearchLog
 from millrace.simulator import predict
 from tests.parallel_runs import run
 from tests.plan_requests import request_of

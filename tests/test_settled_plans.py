@@ -3,7 +3,7 @@
 import pytest
 
 import millrace
-from millrace.planner.search.report.search_log import PlanComparison, SearchLog
+from millrace.planner.search.search_log import PlanComparison, SearchLog
 from tests.plan_requests import searched
 
 # Blocks that are timed apart may differ from the plan's own ops by this fraction of a step.

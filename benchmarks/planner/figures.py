@@ -24,7 +24,7 @@ from millrace.planner.memory import plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search import Pins
-from millrace.planner.search.report.search_log import PlanComparison, SearchLog
+from millrace.planner.search.search_log import PlanComparison, SearchLog
 from millrace.requested_cluster import with_software
 from millrace.simulator import predict
 from millrace.simulator.account import account_of

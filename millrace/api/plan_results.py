@@ -25,7 +25,7 @@ from millrace.units import format_percent, format_rate, format_seconds
 if TYPE_CHECKING:
     from millrace.pictures.picture_file import Picture
     from millrace.planner.search import Pins
-    from millrace.planner.search.report import SearchLog
+    from millrace.planner.search.search_log import SearchLog
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -303,7 +303,7 @@ def plan(
     >>> planned.choices.dp, planned.prediction.step_time_s > 0
     (2, True)
     """
-    from millrace.planner.search.report import SearchLog
+    from millrace.planner.search.search_log import SearchLog
 
     spec, on = opened_question(
         model,

@@ -23,8 +23,7 @@ from millrace.requested_cluster import is_local, usual_precision, with_software
 if TYPE_CHECKING:
     from millrace.planner.frameworks.capabilities import Capabilities
     from millrace.planner.search import Pins
-    from millrace.planner.search.report import SearchLog
-    from millrace.planner.search.report.search_log import SearchResult
+    from millrace.planner.search.search_log import SearchLog, SearchResult
 
 
 def check_question(
@@ -280,7 +279,7 @@ def searched_again(plan: Plan, progress: Progress | None = None) -> "SearchResul
         The search finds another plan: it had another gap or objective, or was not this version's.
     """
     from millrace.planner.search import Pins
-    from millrace.planner.search.report import SearchLog
+    from millrace.planner.search.search_log import SearchLog
 
     record = SearchLog()
     again = search(

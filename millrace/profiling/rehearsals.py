@@ -23,7 +23,7 @@ from millrace.planner.costs.tables.shape_tables import is_measured
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from millrace.planner.search import SearchRequest
-from millrace.planner.search.report import SearchLog
+from millrace.planner.search.search_log import SearchLog
 from millrace.profiling.profile_coverage import op_times
 from millrace.profiling.profile_update import rehearsed_profile
 from millrace.units import format_seconds

@@ -1,8 +1,9 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
 Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
-The best few are settled: divided by figures that are measured on their own plans (`settling.py`).
-The best of these are ranked anew by a simulator, which is handed in as a function.
+The best few are settled: divided by figures that are measured on their own plans
+(`choosing/settling.py`). The best of these are ranked anew by a simulator, which is handed in as a
+function.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from millrace.planner.plan import Evidence, Plan
 from millrace.planner.search.candidates import Candidate, PipelineShape
 from millrace.planner.search.choosing import Checked, Progress, Simulate, check_plans, fastest
 from millrace.planner.search.choosing.dispatching import dispatching, faster
+from millrace.planner.search.choosing.settling import fullest
 from millrace.planner.search.choosing.simplest import simplest
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
@@ -36,14 +38,6 @@ from millrace.planner.search.report.host_offload import (
     last_resort,
     with_first_search_reason,
 )
-from millrace.planner.search.report.search_log import (
-    PROOF,
-    SIMULATION,
-    PlanComparison,
-    SearchLog,
-    SearchResult,
-    layers,
-)
 from millrace.planner.search.report.suggestions import (
     check_storage,
     infeasibility_error,
@@ -51,7 +45,15 @@ from millrace.planner.search.report.suggestions import (
     with_remedies,
 )
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
-from millrace.planner.search.settling import fullest
+from millrace.planner.search.search_log import (
+    PROOF,
+    SIMULATION,
+    PlanComparison,
+    SearchLog,
+    SearchResult,
+    layers,
+)
+from millrace.planner.search.uniform.uniform_ranking import UniformRanker
 
 
 def search(
@@ -145,7 +147,8 @@ def _search(
 
     while True:
         record.count("rounds")
-        ranker = Ranker(request, evaluator, tell, record)
+        kind = UniformRanker if request.uniform else Ranker
+        ranker = kind(request, evaluator, tell, record)
         ranking = ranker.rank(everything, widened)
         if not ranking.solved_plans:
             break
@@ -208,7 +211,7 @@ def _proven(
 ) -> Proof:
     """Bounds of all candidates, those that leave a gap raised, and what their columns promise."""
     max_gap, best_ns = evaluator.request.max_gap, best.solved_plan.division.step_ns
-    if not max_gap:  # by refining them all
+    if not max_gap or evaluator.request.uniform:  # by refining them all, by pricing them all
         return Proof(bounds_ns=floors, mixed_ns={}, block_programs=0, linear_programs=0)
 
     def loops() -> BoundLoop:

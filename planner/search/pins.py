@@ -6,7 +6,7 @@ what is pinned elsewhere is barred from it: with `dp` pinned no other axis split
 Experts share axes with the rest of the model: `RoledAxis.experts` says which are split over it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
@@ -230,9 +230,9 @@ class AxisRules:
             if multiplies(op) and (experts or signature.label == EXPERT):
                 return False
         if role == "dp":
-            return self._follows(BATCH, op, signature)
+            return self._follows(BATCH, op, signature) and self._may_store(axis, op, signature)
         if role == "cp":
-            return self._follows(SEQUENCE, op, signature)
+            return self._follows(SEQUENCE, op, signature) and self._may_store(axis, op, signature)
         if role == "tp":
             return self._tensor(axis, op, signature)
         return self._free(op, signature)
@@ -278,14 +278,35 @@ class AxisRules:
             return "cp" not in settled or not multiplies(op)
         return "tp" not in settled or label is None or not multiplies(op)
 
+    def _level(self, axis: int, op: Op) -> int | None:
+        """Level of ZeRO over an axis for an op that does not split its label; None: any."""
+        role = self.axes[axis]
+        label = BATCH if role.role == "dp" else SEQUENCE
+        if label in parse(op.labels).splittable:
+            return None
+        level = self.pins.zero_level if role.zero is None else role.zero
+        return 0 if role.copies else level
+
+    def _may_store(self, axis: int, op: Op, signature: AxisSignature) -> bool:
+        """False for splits of what ZeRO keeps whole: that always divides, so none falls back to it.
+
+        Experts have ranks of their own, on which their storage is split as they are.
+        """
+        level = self._level(axis, op)
+        if level is None or signature.label is None or EXPERT in parse(op.labels).splittable:
+            return True
+        if op.kind in STORAGE:
+            return level >= 1
+        if not op_kind(op.kind).actor:
+            return level >= 3
+        return level >= 2 or op.kind != "accumulate"
+
     def _zero(self, axis: int, op: Op, signature: AxisSignature) -> bool:
         """True if a pinned ZeRO lets storage do this; split experts have no copies on the axis."""
-        level = self.pins.zero_level if self.axes[axis].zero is None else self.axes[axis].zero
-        level = 0 if self.axes[axis].copies else level
-        label = BATCH if self.axes[axis].role == "dp" else SEQUENCE
+        level = self._level(axis, op)
         if self.axes[axis].experts and EXPERT in parse(op.labels).splittable:
             return signature.label == EXPERT if op.kind in (*STORAGE, "repeat") else True
-        if level is None or label in parse(op.labels).splittable:
+        if level is None:
             return True
         split = signature.label is not None
         if op.kind in STORAGE and (op.trains or op.kind != "variable"):
@@ -298,6 +319,18 @@ class AxisRules:
             late = self.widened or signature.outputs[0].is_partial
             return split if level >= 2 else not split and late
         return True
+
+
+def splits_sequence(axes: Iterable[RoledAxis], pins: Pins) -> bool:
+    """True if activations are split by tokens over an axis whose products read them whole."""
+    return any(
+        axis.role == "cp"
+        or (
+            axis.role == "tp"
+            and bool(pins.sequence_parallel if axis.sequence is None else axis.sequence)
+        )
+        for axis in axes
+    )
 
 
 def _divisors_between(number: int) -> list[int]:

@@ -15,6 +15,7 @@ from millrace.models.arrays import Floats
 from millrace.models.graph import Graph
 from millrace.models.recompute import layers_of, with_recompute
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.framework_tables import has_account
 from millrace.planner.search.blocks.block_figures import (
     BlockPeaks,
     forward_times_ns,
@@ -55,7 +56,13 @@ from millrace.planner.search.blocks.solver import Solution, solve
 from millrace.planner.search.blocks.strategies import StrategySpace, build_space
 from millrace.planner.search.blocks.strategy_costs import StrategyCosts
 from millrace.planner.search.blocks.variants import Handover, boundary_masks, handover
-from millrace.planner.search.pins import AxisRules, RoledAxis, filters, forced_ops
+from millrace.planner.search.pins import (
+    AxisRules,
+    RoledAxis,
+    filters,
+    forced_ops,
+    splits_sequence,
+)
 from millrace.planner.search.placement_groups import ordered
 from millrace.planner.search.rank_groups import PlacementGroup
 from millrace.planner.search.request import SearchRequest, SignatureError
@@ -149,7 +156,7 @@ class Programs:
         self._least_blocks: dict[int, Floats] = {}  # likewise
         self._tables: dict[tuple[str, Shape], tuple[CostTables, int]] = {}
         self._solved: dict[Ask, Solution | float] = {}
-        self._figures: dict[FiguresKey, dict[str, VariantFigures]] = {}
+        self.known_figures: dict[FiguresKey, dict[str, VariantFigures]] = {}  # as far as read
         self.working = BlockPeaks()
         self._exact: dict[object, Solution] = {}
         self._handed: dict[int, int] = {}
@@ -222,6 +229,8 @@ class Programs:
                 cache=self._boxing_caches.setdefault(site.groups, BoxingCache()),
                 offload=self.request.offload,
                 fusion=self.request.fusion,
+                gathers_again=has_account(self.request.cluster.software.name)
+                and splits_sequence(members[0].axes, self.request.pins),
                 alike=alike[number] if alike else None,
             )
             for number, site in enumerate(members[0].sites)
@@ -349,7 +358,7 @@ class Programs:
                 lambda: self._learned(second, sweeps, max_gap),
             ):
                 self._solved.update(learned.solved)
-                self._figures.update(learned.figures)
+                self.known_figures.update(learned.figures)
         return [
             self.solve_many([ask for ask, _ in group], sweeps, max_gap) for group in (first, second)
         ]
@@ -366,7 +375,7 @@ class Programs:
             for part in ask.shape.parts
         ]
         self.read(keys)
-        learned.figures.update((key, self._figures[key]) for key in keys)
+        learned.figures.update((key, self.known_figures[key]) for key in keys)
         return learned
 
     def _stacked(self, asks: list[Ask]) -> tuple[CostTables, list[Ask]]:
@@ -482,13 +491,13 @@ class Programs:
         """Figures of a block per template on one site; boxing between blocks counts at readers."""
         key = shape, mode, options, deferring
         self.read([key])
-        return self._figures[key]
+        return self.known_figures[key]
 
     def read(self, keys: Iterable[FiguresKey]) -> None:
         """Read the figures of many solutions at once, those of one space together."""
         alike: dict[object, list[FiguresKey]] = {}
         for key in dict.fromkeys(keys):
-            if key not in self._figures:
+            if key not in self.known_figures:
                 shape, mode, _, deferring = key
                 tables, _ = self.priced(shape, mode)
                 alike.setdefault((mode, deferring, id(tables)), []).append(key)
@@ -513,7 +522,7 @@ class Programs:
         for number, key in enumerate(keys):
             working = self.working.largest(space, mode, key[0].batch, key[0].sizes, key[2])
             shared = handover(space, key[2])
-            self._figures[key] = {
+            self.known_figures[key] = {
                 template: VariantFigures(
                     microbatch_ns=sums[MICROBATCH] + sums[DEFERRABLE],
                     forward_ns=int(forward_ns[place, number]),

@@ -23,8 +23,8 @@ from millrace.planner.search.evaluation import (
     SolvedPlan,
 )
 from millrace.planner.search.placement_groups import usable_bytes
-from millrace.planner.search.report.search_log import BLOCKS, SHAPES, SearchLog
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
+from millrace.planner.search.search_log import BLOCKS, SHAPES, SearchLog
 
 Progress = Callable[[str], None]
 Widened = Callable[[list[PipelineShape]], list[Candidate]]

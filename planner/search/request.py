@@ -192,6 +192,11 @@ class SearchRequest:
         return self.pins.offload or (OPTIMIZER if self.last_resort else ON_DEVICES)
 
     @property
+    def uniform(self) -> bool:
+        """True if blocks of one kind are alike, on devices of one kind, and some gap is allowed."""
+        return not (self.runs.mixed or self.cluster.others) and self.max_gap > 0
+
+    @property
     def fusion(self) -> str:
         """Fusion, as in a Plan: fused if ops become one actor where one kernel computes them.
 

@@ -22,9 +22,9 @@ from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.outer import search
 from millrace.planner.search.placement_groups import candidates_of
-from millrace.planner.search.report.search_log import SearchLog
 from millrace.planner.search.report.suggestions import check_storage
 from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.search_log import SearchLog
 from millrace.planner.token_cost import check_known, check_objective, power_watts, price_usd_per_s
 
 WORSE = 2

@@ -16,7 +16,7 @@ from millrace.planner.clusters import device, local_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pure, SearchRequest, search
-from millrace.planner.search.report.search_log import SearchLog
+from millrace.planner.search.search_log import SearchLog
 from millrace.profiling import rehearsals
 from millrace.profiling.rehearsals import search_with_rehearsals
 from millrace.simulator import predict

@@ -80,7 +80,7 @@ def test_where_no_more_processes_are_allowed_all_is_done_here(
         raise BlockingIOError
 
     monkeypatch.setattr(os, "fork", refused)
-    monkeypatch.setattr(module, "_can_fork", lambda: True)
+    monkeypatch.setattr(module, "can_fork", lambda: True)
     assert list(map_in_processes(abs, [-1, -2], 2)) == [1, 2]
     assert module.run_both(lambda: 1, lambda: 2) == (1, 2)
 

@@ -144,34 +144,35 @@ class BoxingPaths(NamedTuple):
     """Paths from A sources to B targets on K rows: the edge of every hop (one behind: none)."""
 
     reachable: Bools  # [A, B, K]
-    edges: Ints  # [H, A, B, K]
+    edges: NDArray[np.int16]  # [H, A, B, K]
 
     def or_else(self, others: "BoxingPaths", none: int) -> "BoxingPaths":
         """Paths, or others where there are none; `none` is the edge behind all."""
-        table = np.full((max(len(self.edges), len(others.edges)), *self.reachable.shape), none)
+        hops = max(len(self.edges), len(others.edges))
+        table = np.full((hops, *self.reachable.shape), none, np.int16)
         for paths, places in ((self, self.reachable), (others, ~self.reachable)):
             np.copyto(table[: len(paths.edges)], paths.edges, where=places)
         return BoxingPaths(self.reachable | others.reachable, table)
 
 
-def walk(graph: Edges, nexts: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Edges of the hops from every state to every other, by the next states: [H, U, U, rows].
+def walk(graph: Edges, nexts: NDArray[np.int16], sources: Ints, targets: Ints) -> NDArray[np.int16]:
+    """Edges of hops from some places of states to others [H, A, B, K], by next states [U, B, K].
 
     One behind the edges means none: the path is shorter, or there is none.
     """
     count, none = len(graph.states), len(graph.before)
-    places = np.arange(count)
-    rows = np.arange(nexts.shape[2])
-    current = np.broadcast_to(places[:, None, None], nexts.shape)
-    goal = np.broadcast_to(places[None, :, None], nexts.shape)
+    legal = nexts[sources] >= 0
+    current = np.broadcast_to(sources[:, None, None], legal.shape)
+    columns, rows = np.arange(len(targets))[:, None], np.arange(nexts.shape[2])
+    goal = targets[:, None]
     number = np.zeros((count, count), np.int16)
     number[graph.before, graph.after] = np.arange(none)
     hops: list[NDArray[np.int16]] = []
     while True:
-        going = (current != goal) & (nexts >= 0)
+        going = (current != goal) & legal
         if hops and not going.any():
             return np.array(hops)
-        then = np.where(going, nexts[current, goal, rows], current)
+        then = np.where(going, nexts[current, columns, rows], current)
         hops.append(np.where(going, number[current, then], none).astype(np.int16))
         current = then
 
@@ -271,7 +272,7 @@ class BoxingCosts:
         step_ns, sizes = self._step_ns(graph, len(dims), size, bucketed, copies)
         # These places index flat tables that have an entry per edge and row.
         rows = len(self.meshes)
-        places = hops.edges * rows + np.arange(rows)
+        places = hops.edges.astype(np.int64) * rows + np.arange(rows)
         duration = step_ns.take(places[0])
         for place in places[1:]:
             duration += step_ns.take(place)
@@ -291,27 +292,22 @@ class BoxingCosts:
         self, graph: Edges, ndim: int, fits: Bools, sources: Ints, targets: Ints
     ) -> BoxingPaths:
         """Edges of the paths from every source to every target, by way of states that divide."""
-        edges_by_key = self.cache.paths.setdefault((ndim, self.alphabets[ndim]), {})
+        source_places, target_places = (
+            np.searchsorted(graph.states, states) for states in (sources, targets)
+        )
+        cached = self.cache.nexts.setdefault((ndim, self.alphabets[ndim], targets.tobytes()), {})
         keys = [
             (mesh, column.tobytes())
             for mesh, column in zip(self.meshes, fits.T.copy(), strict=True)
         ]
         unique = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-        if missing := [key for key in unique if key not in edges_by_key]:
+        if missing := [key for key in unique if key not in cached]:
             rows = [keys.index(key) for key in missing]
-            walked_edges = walk(graph, shortest(graph, self.sizes[:, rows], fits[:, rows]))
-            edges_by_key.update(
-                (key, walked_edges[..., index].copy()) for index, key in enumerate(missing)
-            )
-        source_places, target_places = (
-            np.searchsorted(graph.states, states) for states in (sources, targets)
-        )
-        picked = [edges_by_key[key][:, source_places[:, None], target_places] for key in unique]
-        most = max(map(len, picked))
+            nexts = shortest(graph, self.sizes[:, rows], fits[:, rows], target_places)
+            cached.update((key, nexts[..., index].copy()) for index, key in enumerate(missing))
         none = len(graph.before)
-        table = np.full((most, len(source_places), len(target_places), len(picked)), none)
-        for place, path_edges in enumerate(picked):
-            table[: len(path_edges), :, :, place] = path_edges
+        nexts = np.stack([cached[key] for key in unique], axis=-1)
+        table = walk(graph, nexts, source_places, target_places)
         reachable = (table[0] != none) | (source_places[:, None] == target_places)[:, :, None]
         if len(unique) == len(keys):
             return BoxingPaths(reachable, table)
@@ -439,9 +435,9 @@ class BoxingCache:
     """Paths and collectives that were looked up once."""
 
     def __init__(self) -> None:
-        # Edges of hops [H, U, U] per graph of states, by the mesh and which of the states divide.
-        self.paths: dict[
-            tuple[int, tuple[Key, ...]], dict[tuple[Key, bytes], NDArray[np.int16]]
+        # Next states [U, B] per graph of states and targets, by mesh and which states divide.
+        self.nexts: dict[
+            tuple[int, tuple[Key, ...], bytes], dict[tuple[Key, bytes], NDArray[np.int16]]
         ] = {}
         self.pieces: dict[object, tuple[Pieces | None, ...]] = {}
         self._distinct: dict[bytes, tuple[Ints, Ints]] = {}
@@ -454,8 +450,8 @@ class BoxingCache:
         return self._distinct[key]
 
 
-def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
-    """Next states on the paths of fewest bytes, then of fewest steps: [U, U, rows].
+def shortest(graph: Edges, sizes: Ints, fits: Bools, targets: Ints) -> NDArray[np.int16]:
+    """Next states on the paths of fewest bytes, then of fewest steps, to some places: [U, B, K].
 
     Bytes are those that a device receives on a ring, in shares of the tensor.
     """
@@ -475,10 +471,10 @@ def shortest(graph: Edges, sizes: Ints, fits: Bools) -> NDArray[np.int16]:
             )
             received = moved * share
         weights[members] = np.where(fits[before] & fits[after], received + STEP, np.inf)
-    cost = np.full((count, count, rows), np.inf)
-    following = np.full((count, count, rows), -1, np.int16)
-    diagonal = np.arange(count)
-    cost[diagonal, diagonal], following[diagonal, diagonal] = 0.0, diagonal[:, None]
+    cost = np.full((count, len(targets), rows), np.inf)
+    following = np.full((count, len(targets), rows), -1, np.int16)
+    columns = np.arange(len(targets))
+    cost[targets, columns], following[targets, columns] = 0.0, targets[:, None]
     ends = np.searchsorted(graph.before, np.arange(count + 1))
     # Turns at which a state was bettered, and looked at. It is looked at again once a state behind
     # it was bettered.

@@ -27,7 +27,7 @@ def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
         pickles. Where that process fails, for whatever reason, it runs here once more, so that
         errors are raised as if it always had.
     """
-    if not _can_fork():
+    if not can_fork():
         return first(), second()
     try:
         child = Child(lambda line: line.send(second()))
@@ -45,7 +45,7 @@ def run_both(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
         child.end()
 
 
-def _can_fork() -> bool:
+def can_fork() -> bool:
     """True if another process would have a core, and would copy no work of other threads."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return False

@@ -113,6 +113,14 @@ def padded_sizes(states: Ints, dims: Ints, sizes: Ints) -> Ints:
     return elements
 
 
+def gathers(sources: Ints, targets: Ints, axes: int) -> Bools:
+    """True where a target is what gathering alone makes of a source: [A, B]."""
+    before, after = digits(sources, axes)[:, :, None], digits(targets, axes)[:, None]
+    gathered = (before == after) | ((before >= FIRST_DIM) & (after == REPLICATED))
+    only: Bools = gathered.all(axis=0) & (before != after).any(axis=0)
+    return only
+
+
 def is_partial(states: Ints, axes: int) -> Bools:
     """True where any axis of a state is partial: [U]."""
     by_axis = digits(states, axes)

@@ -6,14 +6,13 @@ Shapes: O options, A sources, B targets, N axes, K rows, F figures.
 
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from millrace.models.labels import BATCH, bind, parse
+from millrace.models.labels import BATCH, parse
 from millrace.models.model_counts import master_weights
 from millrace.models.ops import op_kind, state_of
 from millrace.planner.cluster import Cluster
@@ -43,6 +42,7 @@ from millrace.planner.search.blocks.sbp_codes import (
     FIRST_DIM,
     digits,
     divisible,
+    gathers,
     is_partial,
     number_of,
     padded_sizes,
@@ -53,7 +53,7 @@ from millrace.planner.search.blocks.strategies import (
     StrategyNode,
     StrategySpace,
 )
-from millrace.planner.search.blocks.tensor_states import alphabets, ends, likeness
+from millrace.planner.search.blocks.tensor_states import alphabets, ends, label_sizes_of, likeness
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 Boxing = dict[str, Any]  # the arrays of an edge, as in `cost_tables.EdgeCosts`
@@ -83,6 +83,8 @@ class StrategyCosts:
         Where optimizer state lies, as in a Plan.
     fusion : str
         Whether ops are fused, as in a Plan: priced as if nothing were boxed inside a group.
+    gathers_again : bool
+        True if what is gathered of an activation is gathered again in the backward pass, not held.
     alike : StrategyCosts, optional
         The same rows where blocks recompute otherwise: what is no clone is not priced again.
     """
@@ -100,6 +102,7 @@ class StrategyCosts:
         cache: BoxingCache | None = None,
         offload: str = ON_DEVICES,
         fusion: str = UNFUSED,
+        gathers_again: bool = False,
         alike: "StrategyCosts | None" = None,
     ) -> None:
         self.space = space
@@ -107,6 +110,7 @@ class StrategyCosts:
         self.sizes = sizes
         self.batch = batch
         self.stretch = stretch
+        self.gathers_again = gathers_again
         self.hosts = [host_of(group, cluster) for group in cluster.groups if offload == OPTIMIZER]
         self.masters = master_weights(space.folded.graph) if self.hosts else frozenset()
         self.tensors = space.folded.graph.tensors_by_name
@@ -344,9 +348,9 @@ class StrategyCosts:
         """Size of every label on one device: [O or 1, K] each."""
         first, back = self.batches  # dims differ by the microbatch alone
         columns = [tuple(map(tuple, operand_dims[:, first].T.tolist())) for operand_dims in dims]
-        label_sizes = np.array([_sizes(labels, shapes) for shapes in zip(*columns, strict=True)])[
-            back
-        ]
+        label_sizes = np.array(
+            [label_sizes_of(labels, shapes) for shapes in zip(*columns, strict=True)]
+        )[back]
         expression = parse(labels)
         outermost: dict[str, tuple[int, int]] = {}
         for index, operand in enumerate(expression.operands):
@@ -522,20 +526,18 @@ class StrategyCosts:
             "duration_ns": took,
             "buffer_bytes": buffers,
             "made_bytes": source,
-            "held_bytes": self.local_bytes(edge.tensor, edge.targets),
+            "held_bytes": self._held_bytes(edge, source),
         }
+
+    def _held_bytes(self, edge: ReshardingEdge, source: Ints) -> Ints:
+        """Bytes [B, K] that are held of a tensor for each target, at the least of its sources."""
+        target_bytes = self.local_bytes(edge.tensor, edge.targets)
+        again = gathers(edge.sources, edge.targets, self.space.axes) & self.gathers_again
+        least: Ints = np.where(again[:, :, None], source[:, None], target_bytes).min(axis=0)
+        return least
 
     def _hides(self, maker: Op, tensor: Tensor) -> bool:
         """True if boxing can run beside computation: of weights, but for the first block's."""
         weight = maker.kind == "repeat" or maker.phase is Phase.BACKWARD_WEIGHT
         first = maker.block == self.space.folded.graph.blocks[0]
         return (weight or tensor.rate is Rate.STEP) and not first
-
-
-@lru_cache(maxsize=4096)
-def _sizes(labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Size of every label, for undivided operands of these shapes."""
-    expression = parse(labels)
-    inputs = len(expression.inputs)
-    sizes = bind(expression, shapes[:inputs], shapes[inputs:])
-    return tuple(sizes[label] for label in expression.labels)

@@ -9,7 +9,7 @@ import numpy as np
 
 from millrace.models.arrays import Ints
 from millrace.models.graph import ITEMSIZE, Rate, Tensor
-from millrace.models.labels import parse
+from millrace.models.labels import bind, parse
 from millrace.planner.ring_attention import RINGS
 from millrace.planner.sbp import parse_nd_sbp
 from millrace.planner.search.blocks.sbp_codes import REPLICATED, digits, number_of
@@ -74,3 +74,12 @@ def alphabets(space: StrategySpace) -> dict[int, tuple[tuple[int, ...], ...]]:
         ndim: tuple(tuple(sorted(digit_set)) for digit_set in sets)
         for ndim, sets in digits_by_ndim.items()
     }
+
+
+@lru_cache(maxsize=4096)
+def label_sizes_of(labels: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Sizes of all labels of an op, for undivided operands of these shapes."""
+    expression = parse(labels)
+    inputs = len(expression.inputs)
+    sizes = bind(expression, shapes[:inputs], shapes[inputs:])
+    return tuple(sizes[label] for label in expression.labels)

@@ -12,11 +12,11 @@ from millrace.planner.errors import ProtocolError
 from millrace.planner.formatting import counted, duration
 from millrace.planner.plan import ON_DEVICES, Plan, Prediction
 from millrace.planner.search.blocks.fork_join import run_both
+from millrace.planner.search.choosing.settling import BlockTimer, SettledPlan, settle
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.plan_writer import disobeyed
 from millrace.planner.search.report.host_offload import host_shortage
 from millrace.planner.search.request import HostMemoryError
-from millrace.planner.search.settling import BlockTimer, SettledPlan, settle
 
 Simulate = Callable[[Plan], Prediction]
 Progress = Callable[[str], None]

@@ -15,8 +15,8 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import percent
 from millrace.planner.frameworks.experts import overlaps, with_expert_recompute, with_experts
 from millrace.planner.plan import Plan
-from millrace.planner.search.report.search_log import SearchResult
 from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.search_log import SearchResult
 
 
 def dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:

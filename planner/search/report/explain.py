@@ -25,9 +25,9 @@ from millrace.planner.search.report.neighbours import (
     pipelines,
     storage,
 )
-from millrace.planner.search.report.search_log import SearchResult
 from millrace.planner.search.report.worth import memory_worth
 from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.search_log import SearchResult
 
 CHOICES = (
     *("dp", "tp", "pp", "cp", "ep", "micro_batch", "schedule", "interleave"),

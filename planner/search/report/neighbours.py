@@ -4,17 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from millrace.models.model_counts import parallelism_limits
-from millrace.planner.errors import InfeasibleError, PlanError
+from millrace.planner.errors import PlanError
 from millrace.planner.frameworks.capabilities import divided_blocks
 from millrace.planner.plan import OFFLOADS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.search.candidates import Candidate, candidates
-from millrace.planner.search.evaluation import Evaluator, Outcome, Refused, SolvedPlan
+from millrace.planner.search.evaluation import Evaluator, Outcome, SolvedPlan
 from millrace.planner.search.pins import Pins
-from millrace.planner.search.placement_groups import placed, usable_bytes
+from millrace.planner.search.placement_groups import placed
 from millrace.planner.search.stages import Pipeline
-
-ENDLESS = float("inf")
+from millrace.planner.search.uniform.outcomes import outcomes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,37 +256,6 @@ def neighbour_outcomes(evaluator: Evaluator, neighbours: list[Neighbour]) -> lis
                 outcomes[c] for c in neighbours[number].candidates if c in outcomes
             ]
     return outcomes_by_neighbour
-
-
-def outcomes_of(evaluator: Evaluator, few: list[Candidate]) -> dict[Candidate, Outcome]:
-    """Outcomes of candidates without a cutoff, with room made where memory is tight."""
-    try:
-        bounds = evaluator.lower_bounds_ns(few)
-        outcomes: dict[Candidate, Outcome] = {
-            candidate: Refused(candidate, bound)
-            for candidate, bound in zip(few, bounds, strict=True)
-            if isinstance(bound, InfeasibleError)
-        }
-        few = [candidate for candidate in few if candidate not in outcomes]
-        limits = {candidate: usable_bytes(evaluator.request, candidate) for candidate in few}
-        room = [limits[candidate] for candidate in few]
-        tight = []
-        # Together first, as that is quick; then one by one, as the others would prune it.
-        evaluator.evaluate_many(few, room, ENDLESS)
-        for candidate, limit in zip(few, room, strict=True):
-            outcome = evaluator.evaluate_many([candidate], [limit], ENDLESS)[0]
-            if isinstance(outcome, tuple):
-                tight.append(outcome)
-            else:
-                outcomes[candidate] = outcome
-        room = [limits[candidate] for candidate, _ in tight]
-        if tight:
-            evaluator.squeeze_many(tight, room, ENDLESS)
-        for pair, limit in zip(tight, room, strict=True):
-            outcomes[pair[0]] = evaluator.squeeze_many([pair], [limit], ENDLESS)[0]
-    except InfeasibleError as error:
-        return {candidate: Refused(candidate, error) for candidate in few}
-    return outcomes
 
 
 def fastest(outcomes: list[Outcome]) -> SolvedPlan | None:

@@ -42,6 +42,7 @@ from millrace.planner.search.request import (
     SearchRequest,
     SignatureError,
 )
+from millrace.planner.search.uniform.outcomes import outcomes_of
 
 SHOWN = 3  # remedies in one sentence, at most
 SIZES = 3  # larger clusters that are tried
@@ -125,7 +126,7 @@ def _has_plans(request: SearchRequest | None, graph: Graph) -> bool:
 def _shows_pins(evaluator: Evaluator, candidate: Candidate) -> bool:
     """True if a candidate's plan, as if it had any memory, is what pins ask for."""
     limits = (ANY_BYTES,) * len(usable_bytes(evaluator.request, candidate))
-    (outcome,) = evaluator.evaluate_many([candidate], [limits], float("inf"))
+    outcome = outcomes_of(evaluator, [candidate], {candidate: limits})[candidate]
     return isinstance(outcome, SolvedPlan) and not disobeyed(
         write_plan(evaluator, outcome), evaluator.graph, evaluator.request.pins
     )
@@ -324,10 +325,7 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
     if request.pins.recompute is None:
         evaluator.modes = request.runs.recompute[-1:]
     best: MemoryNeed | None = None
-    limits = [usable_bytes(request, candidate) for candidate in few]
-    for outcome in evaluator.squeeze_many(
-        [(candidate, 0.0) for candidate in few], limits, float("inf")
-    ):
+    for outcome in outcomes_of(evaluator, few).values():
         least = outcome
         if not isinstance(outcome, SolvedPlan):
             needed = getattr(getattr(outcome, "error", None), "needed_bytes", None)
@@ -335,10 +333,10 @@ def least_memory_need(request: SearchRequest, graph: Graph) -> MemoryNeed | None
                 continue
             # Divided again with what it needs, to lay it out.
             kinds = len(usable_bytes(request, outcome.candidate))
-            again = evaluator.squeeze_many(
-                [(outcome.candidate, 0.0)], [(needed,) * kinds], float("inf")
+            again = outcomes_of(
+                evaluator, [outcome.candidate], {outcome.candidate: (needed,) * kinds}
             )
-            least = again[0]
+            least = again[outcome.candidate]
         if not isinstance(least, SolvedPlan):
             continue
         room = _laid_out(evaluator, least)

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
+from millrace.planner.search.search_log import SearchLog
+from millrace.planner.search.uniform.uniform_loop import UniformLoop
 
 GIB = 2**30
 PROGRAMS = 200  # block programs for the columns of one candidate: two or three rounds; by eye
@@ -41,6 +44,8 @@ def memory_worth(evaluator: Evaluator, chosen: SolvedPlan) -> Worth | None:
     limits = usable_bytes(evaluator.request, candidate)
     if len(limits) > 1 or not evaluator.request.max_gap:
         return None
+    if evaluator.request.uniform:
+        return _uniform_worth(evaluator, candidate, limits[0])
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
     loop = BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
     mixed = loop.mixed(candidate, chosen.bound_ns, PROGRAMS)
@@ -50,4 +55,20 @@ def memory_worth(evaluator: Evaluator, chosen: SolvedPlan) -> Worth | None:
         limit_bytes=limits[0],
         saved=float(mixed.memory_prices.sum()) * GIB / mixed.step_ns,
         stage=int(np.argmax(mixed.memory_prices)),
+    )
+
+
+def _uniform_worth(evaluator: Evaluator, candidate: Candidate, limit_bytes: int) -> Worth | None:
+    """Worth by the multiplier of the candidate's lowest branch."""
+    loop = UniformLoop(evaluator, [candidate], lambda line: None, SearchLog(), apart=True)
+    for _ in loop.rounds():
+        pass
+    opened = loop.opened[candidate]
+    lowest = min(opened.branches, key=lambda branch: branch.bound_ns)
+    if opened.best is None or lowest.slopes is None:
+        return None
+    return Worth(
+        limit_bytes=limit_bytes,
+        saved=lowest.multiplier * GIB / opened.best_ns,
+        stage=lowest.slopes.stage,
     )

@@ -9,7 +9,7 @@ variants, F columns of figures.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import Capabilities, divided_blocks, layer_counts
 from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.stages.critical_path import PassTimes, path_cut
+from millrace.planner.search.stages.measured_steps import moving_ns, table_hops_ns
 from millrace.planner.search.stages.shape import (
     BlockRun,
     Division,
@@ -27,7 +29,8 @@ from millrace.planner.search.stages.shape import (
 
 TIME, DEFERRED, UPDATE, STAYS, TRANSIENT = range(5)
 KEEPS = slice(5, 8)  # bytes of each lifetime
-COLUMNS = 8
+FORWARD = 8  # part of the time
+COLUMNS = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -236,6 +239,49 @@ class EvenLayers:
             memory[3] += shares[home] * (moments[alive.argmax(), :, 0] @ counts[on])
         return Slopes(sent_ns=sent_ns, time=slope, memory=memory, stage=stage)
 
+    def path_slopes(
+        self, slopes: Slopes, way: int, block: Ints, least_ns: Floats, overlap: float
+    ) -> Slopes:
+        """Slopes whose time is that of the longest path of the schedule's order.
+
+        A chunk's time counts as often as both its passes lie on the path, and what slows them
+        beside transfers as it does for chunks of the least time.
+
+        Parameters
+        ----------
+        slopes : Slopes
+            Those of the formula, whose memory and update stay.
+        way : int
+        block : array [T, F]
+            Figures of a block at which the path is longest.
+        least_ns : array [T]
+            Least time of a block of every template.
+        overlap : float
+            Speed of what is computed beside moving data.
+        """
+        pipeline, counts = self.pipeline, self.counts[way]
+        sums = np.einsum("kt,tf->kf", counts, block)
+        forward, weight = sums[:, FORWARD], sums[:, DEFERRED]
+        hops_ns = table_hops_ns(pipeline)
+        slower = (1 - overlap) * moving_ns(sums[:, TIME], hops_ns)
+        backward = np.maximum(sums[:, TIME] - forward - weight, 0)
+        none = np.zeros(pipeline.positions)
+        times = PassTimes(
+            passes=np.array([forward + slower, backward + slower, weight]),
+            hops=hops_ns[0],
+            begins=none,
+            ends=none,
+        )
+        schedule = pipeline.schedule, pipeline.stages, pipeline.interleave, pipeline.microbatches
+        cut = path_cut(*schedule, times)
+        time = slopes.time.copy()
+        time[0] = time[4] = cut.counts[:2].min(axis=0) @ counts
+        if pipeline.defers_weight_gradients:
+            time[4] = cut.counts[2] @ counts
+        slower = (1 - overlap) * moving_ns(counts @ least_ns, hops_ns)
+        sent_ns = cut.hops @ times.hops + cut.counts[:2].sum(axis=0) @ slower
+        return replace(slopes, time=time, sent_ns=float(sent_ns))
+
     def chunks(
         self, way: int, plain: int, again: int | None = None, layers: int = 0
     ) -> tuple[tuple[tuple[str, int], ...], ...]:
@@ -265,6 +311,7 @@ def variant_rows(variants: Sequence[VariantFigures]) -> Ints:
             figures.persistent_bytes,
             figures.transient_bytes,
             *figures.lifetimes,
+            figures.forward_ns,
         )
         for figures in variants
     ]

@@ -80,21 +80,43 @@ def measured_step_ns(kinds: Kinds, pipeline: Pipeline, times: BlockTimes) -> flo
 def slowed_passes_ns(chunks: Floats, times: BlockTimes) -> Floats:
     """Nanoseconds of every pass beside what is sent and received [P, K].
 
-    The four transfers of a microbatch run beside a forward and a backward, at times that have
-    nothing to do with one another, and slow what these compute, but for the time in which meetings
-    of their own do so already.
+    What is sent slows what a pass computes, but for the time in which meetings of its own do so
+    already.
     """
     alone, passes = chunks[:, ALONE].T, chunks[:, PASSES].T
-    received = np.append(0, times.hops_ns[0, :-1]), np.append(times.hops_ns[1, 1:], 0)
-    total_ns = np.maximum(passes.sum(axis=0), 1)
-    still = np.prod(
-        [1 - np.minimum(hop / total_ns, 1) for hop in (*times.hops_ns, *received)], axis=0
-    )
-    moving = (1 - still) * total_ns / 2  # beside the forward, and beside the backward
+    moving = moving_ns(passes.sum(axis=0), times.hops_ns)
     share = np.divide(alone, passes, out=np.zeros_like(passes), where=passes > 0)
     slower = (1 - times.overlap) * moving * np.clip(share, 0, 1)
     slower[2] = 0  # what is sent beside a backward slows one of its passes
     return np.asarray(passes + slower)
+
+
+def moving_ns(total_ns: Floats, hops_ns: Floats) -> Floats:
+    """Nanoseconds [K] in which something is sent or received beside a forward, or a backward.
+
+    The four transfers of a microbatch run beside both, at times that have nothing to do with one
+    another. The longer a chunk takes, the longer that is, and never more than half of all four.
+
+    Parameters
+    ----------
+    total_ns : array [K]
+        Time of a microbatch of every chunk.
+    hops_ns : array [2, K]
+        Time of its transfer to the next chunk, and of its gradient's to the one before.
+    """
+    received = np.append(0, hops_ns[0, :-1]), np.append(hops_ns[1, 1:], 0)
+    total = np.maximum(total_ns, 1)
+    still = np.prod([1 - np.minimum(hop / total, 1) for hop in (*hops_ns, *received)], axis=0)
+    return np.asarray((1 - still) * total / 2)
+
+
+def table_hops_ns(pipeline: Pipeline) -> Floats:
+    """Nanoseconds [2, K] from every chunk to the next and back to the one before, by tables."""
+    stage_of = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
+    crossing = stage_of[:-1] != stage_of[1:]
+    hops_ns = np.zeros((2, pipeline.positions))
+    hops_ns[0, :-1] = hops_ns[1, 1:] = crossing * (pipeline.sent_ns / 2 / max(crossing.sum(), 1))
+    return hops_ns
 
 
 def in_order(
@@ -121,15 +143,11 @@ def in_order(
         (run, variant): _block_times(runs[int(run)].variants[variant])
         for run, variant in {kind for row in kinds for kind in row}
     }
-    stage_of = np.array([pipeline.stage_of(k) for k in range(pipeline.positions)])
-    crossing = stage_of[:-1] != stage_of[1:]
-    hops_ns = np.zeros((2, pipeline.positions))
-    hops_ns[0, :-1] = hops_ns[1, 1:] = crossing * (pipeline.sent_ns / 2 / max(crossing.sum(), 1))
     times = BlockTimes(
         blocks=blocks,
         chunk=np.zeros(TIMES),
         totals_ns=0,
-        hops_ns=hops_ns,
+        hops_ns=table_hops_ns(pipeline),
         host_ns=0,
         overlap=overlap,
     )

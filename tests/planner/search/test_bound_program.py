@@ -28,7 +28,7 @@ from millrace.planner.search.decomposition.template_tables import (
 )
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
-from millrace.planner.search.report.search_log import SearchLog, SearchResult
+from millrace.planner.search.search_log import SearchLog, SearchResult
 from millrace.planner.search.stages import BlockRun, Pipeline, VariantFigures
 from millrace.planner.search.stages.shape import peak_bytes, step_time_ns
 from tests.plan_requests import request_of

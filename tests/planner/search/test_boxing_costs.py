@@ -37,7 +37,7 @@ def paths(mesh: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Ints, Ints]:
     graph = edges(len(shape), (DIGITS,) * len(mesh))
     sizes = np.array(mesh).reshape(-1, 1)
     fits = divisible(graph.states, np.array(shape).reshape(-1, 1), sizes)
-    return graph.states, shortest(graph, sizes, fits)[:, :, 0]
+    return graph.states, shortest(graph, sizes, fits, np.arange(len(graph.states)))[:, :, 0]
 
 
 def walked(

@@ -14,8 +14,9 @@ from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import StageMemory, plan_memory, reserved_bytes, slack_fraction
 from millrace.planner.plan import ON_DEVICES, Plan
-from millrace.planner.search import SearchRequest, search, settling
-from millrace.planner.search.report.search_log import SearchLog
+from millrace.planner.search import SearchRequest, search
+from millrace.planner.search.choosing import settling
+from millrace.planner.search.search_log import SearchLog
 from millrace.planner.search.stages import in_order
 from tests.plain_links import without_library
 from tests.plan_requests import request_of

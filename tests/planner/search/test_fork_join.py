@@ -16,7 +16,7 @@ CORES = [True, False]
 
 @pytest.fixture(params=CORES, ids=["two cores", "one core"])
 def _cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_can_fork", lambda: request.param)
+    monkeypatch.setattr(module, "can_fork", lambda: request.param)
 
 
 @pytest.mark.usefixtures("_cores")
@@ -45,7 +45,7 @@ def test_what_goes_wrong_in_the_first_ends_both() -> None:
 
 
 def test_a_process_that_dies_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_can_fork", lambda: True)
+    monkeypatch.setattr(module, "can_fork", lambda: True)
     here = os.getpid()
 
     def dies_elsewhere() -> str:
@@ -68,7 +68,7 @@ def test_a_plan_is_the_same_on_one_core_and_on_two(
     monkeypatch.setattr(os, "fork", lambda: forked.append(1) or fork())
     plans = []
     for cores in CORES:
-        monkeypatch.setattr(module, "_can_fork", lambda cores=cores: cores)
+        monkeypatch.setattr(module, "can_fork", lambda cores=cores: cores)
         plans.append(search(asked, remedies=False))
     assert forked
     assert to_json(plans[0]) == to_json(plans[1])

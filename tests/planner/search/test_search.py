@@ -16,7 +16,7 @@ from millrace.planner.search.blocks import fork_join
 from millrace.planner.search.evaluation import Evaluator
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.ranking import Ranker
-from millrace.planner.search.report.search_log import SearchLog
+from millrace.planner.search.search_log import SearchLog
 from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
 
@@ -143,7 +143,7 @@ def test_two_plans_simulated_at_once_are_ranked_as_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A process of a test may have other threads, beside which nothing forks by itself.
-    monkeypatch.setattr(fork_join, "_can_fork", lambda: True)
+    monkeypatch.setattr(fork_join, "can_fork", lambda: True)
 
     def figures(plan: Plan) -> Prediction:
         return Prediction(step_time_s=plan.stages + plan.microbatches, memory_bytes_max=1)

@@ -8,7 +8,7 @@ from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest
-from millrace.planner.search.report import SearchLog
+from millrace.planner.search.search_log import SearchLog
 from millrace.planner.search.subclusters import search_for, subclusters
 from millrace.planner.token_cost import (
     IDLE_SHARE,

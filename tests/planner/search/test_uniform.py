@@ -13,11 +13,13 @@ from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.search import SearchRequest, search
 from millrace.planner.search.evaluation import Evaluator, Solved
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
-from millrace.planner.search.report.search_log import SearchLog
+from millrace.planner.search.ranking import Ranker
 from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.search_log import SearchLog
 from millrace.planner.search.stages import Pipeline, divide_evenly
 from millrace.planner.search.stages.even_layers import COLUMNS, DEFERRED, TIME, EvenLayers
-from millrace.planner.search.uniform.branches import UniformLoop
+from millrace.planner.search.uniform import lockstep
+from millrace.planner.search.uniform.uniform_loop import UniformLoop
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of
 
@@ -74,9 +76,10 @@ def asked(limit_share: float) -> SearchRequest:
 def ranked(request: SearchRequest) -> tuple[Evaluator, UniformLoop]:
     graph = build_training(request.model, request.training, request.global_batch)
     evaluator = Evaluator(request, graph)
-    loop = UniformLoop(evaluator, lambda line: None, SearchLog())
-    loop.close(candidates_of(request, graph))
-    loop.close(candidates_of(request, graph, []))
+    every = [*candidates_of(request, graph), *candidates_of(request, graph, [])]
+    loop = UniformLoop(evaluator, every, lambda line: None, SearchLog())
+    for _ in loop.rounds():
+        pass
     return evaluator, loop
 
 
@@ -103,10 +106,31 @@ def test_bounds_are_below_plans_and_the_plan_is_no_slower_than_the_search_s(
 ) -> None:
     request = asked(limit_share)
     evaluator, loop = ranked(request)
-    plan = search(request)
-    assert plan.evidence is not None
-    assert loop.best_ns <= plan.evidence.objective_s * 1e9 * (1 + 1e-6)
+    graph = evaluator.graph
+    ladder = Ranker(request, Evaluator(request, graph), lambda line: None, SearchLog())
+    other = ladder.rank(candidates_of(request, graph), lambda best: [])
+    assert loop.best_ns <= other.best_ns * (1 + 1e-6)
     compared = list(divisions(evaluator, loop))
     assert compared
     for step_ns, bound_ns in compared:
         assert bound_ns <= step_ns * (1 + 1e-9)
+
+
+def test_the_answer_is_the_same_in_one_process_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = asked(0.9)
+    graph = build_training(request.model, request.training, request.global_batch)
+    every = candidates_of(request, graph)
+    answers: list[list[tuple[str, float, object]]] = []
+    monkeypatch.setattr(lockstep, "FEW", 4)
+    for forks in (False, True):
+        monkeypatch.setattr(lockstep, "can_fork", lambda forks=forks: forks)
+        record = SearchLog()
+        outcomes = lockstep.closed(Evaluator(request, graph), every, record=record)
+        assert record.counts["bounded"] == len(every)
+        steps = [
+            (outcome.candidate.text, outcome.bound_ns, getattr(outcome, "division", request))
+            for outcome in outcomes
+        ]
+        answers.append(steps)
+    assert len(every) > lockstep.FEW
+    assert answers[0] == answers[1]

@@ -148,7 +148,7 @@ def layers(
     cheapest = min(
         (solved.solution for solved in chosen.solved), key=lambda solution: solution.cost
     )
-    unit = evaluator.unit(chosen.candidate)
+    unit = 1.0 if evaluator.request.uniform else evaluator.unit(chosen.candidate)
     return (
         {
             "name": SHAPES,

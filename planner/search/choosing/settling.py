@@ -28,14 +28,14 @@ from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.evaluation import Evaluator, Limits, Refused, SolvedPlan
+from millrace.planner.search.evaluation import Evaluator, Limits, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.plan_writer import write_plan
-from millrace.planner.search.ranking import REFINED_OPTIONS
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import BlockRun, Division, VariantFigures, in_order
 from millrace.planner.search.stages.measured_steps import measured_step_ns
 from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_time_ns
+from millrace.planner.search.uniform.outcomes import roomier
 
 LAID_OUT = 4  # divisions that are laid out until one fits
 DEAR = 0.003  # variants of less memory are looked for to save this share of a step; by eye
@@ -244,14 +244,9 @@ class _Measures:
 
     def _squeeze(self, limits: Limits) -> None:
         """Mix variants that need less memory too."""
-        candidate = self.solved_plan.candidate
-        asked = [(candidate, self.solved_plan.bound_ns)]
-        (smaller,) = self.evaluator.squeeze_many(asked, [limits], float("inf"))
-        if isinstance(smaller, Refused) and self.evaluator.options(candidate) <= REFINED_OPTIONS:
-            smaller = self.evaluator.refine(smaller, limits, float("inf"))
-        if isinstance(smaller, SolvedPlan):
-            (self.solved_plan,) = self.evaluator.polish([smaller], [limits])
-            self._tables = self.evaluator.runs(candidate, self.solved_plan.solved)
+        if smaller := roomier(self.evaluator, self.solved_plan, limits):
+            self.solved_plan = smaller
+            self._tables = self.evaluator.runs(smaller.candidate, smaller.solved)
             self._measure()
 
     def step_ns(self, division: Division) -> float | None:
@@ -347,7 +342,15 @@ def _laid_out_bytes(request: SearchRequest, memory: Sequence[StageMemory]) -> li
 def fullest(
     request: SearchRequest, candidate: Candidate, memory: Sequence[StageMemory]
 ) -> tuple[int, int]:
-    """Bytes laid out on the stage with the least room left, and what it may lay out."""
+    """Bytes laid out on the stage with the least room left, and what it may lay out.
+
+    Parameters
+    ----------
+    request : SearchRequest
+    candidate : Candidate
+    memory : sequence of StageMemory
+        That of every stage, as the compiler will lay it out.
+    """
     limits = usable_bytes(request, candidate)
     sizes = _laid_out_bytes(request, memory)
     pairs = (
