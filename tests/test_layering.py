@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_707,
+    "planner": 22_889,
     "simulator": 3_331,
     "executor": 26_353,
-    "millrace": 25_387,
-    "tests": 51_006,
+    "millrace": 25_407,
+    "tests": 51_028,
     "benchmarks": 10_333,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

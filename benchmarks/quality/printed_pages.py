@@ -51,7 +51,7 @@ options, models, devices and frameworks.
 | 1 | the answer is no: nothing fits, the pins leave no plan, a comparison is off |
 | 2 | the question cannot be understood: an unknown name, a malformed file, a bad value |
 | 3 | it failed while running: a rank died, a disk is full |
-| 130, 143, 129 | ended by Ctrl-C, SIGTERM, SIGHUP |
+| 130, 143, 129 | ended by Ctrl-C (after which `plan` gives its best so far), SIGTERM, SIGHUP |
 
 """
 

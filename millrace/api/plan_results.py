@@ -219,6 +219,14 @@ def document_of(planned: PlanResult | Plan) -> Plan:
     return planned.plan if isinstance(planned, PlanResult) else planned
 
 
+class PlanInterrupted(KeyboardInterrupt):
+    """A search was interrupted; `result` is its best plan so far, with the gap that was left."""
+
+    def __init__(self, result: PlanResult) -> None:
+        self.result = result
+        super().__init__("the search was interrupted; its best plan so far is at hand")
+
+
 def plan(
     model: str | ModelSpec,
     cluster: str | Cluster,
@@ -295,6 +303,8 @@ def plan(
         No plan obeys the pins and fits the memory; names what binds.
     PlanError, ModelError, ClusterError
         A pin, the model, a size, the cluster or the framework cannot be understood.
+    PlanInterrupted
+        Interrupted (Ctrl-C) once there was a plan: `result` is the best so far.
 
     Examples
     --------
@@ -303,6 +313,7 @@ def plan(
     >>> planned.choices.dp, planned.prediction.step_time_s > 0
     (2, True)
     """
+    from millrace.planner.search import SearchInterrupted
     from millrace.planner.search.search_log import SearchLog
 
     spec, on = opened_question(
@@ -316,22 +327,29 @@ def plan(
         progress=progress,
     )
     began, log = perf_counter(), SearchLog(clock=perf_counter, top=top)
-    chosen = search(
-        spec,
-        on,
-        global_batch,
-        training=training,
-        pins=pins,
-        memory_limit_bytes=memory_limit_bytes,
-        reserve=reserve,
-        max_gap=max_gap,
-        simpler_within=simpler_within,
-        seed=seed,
-        optimize_for=optimize_for,
-        progress=progress,
-        record=log,
-    )
-    return PlanResult(plan=chosen, search_time_s=perf_counter() - began, search_log=log)
+
+    def result(chosen: Plan) -> PlanResult:
+        return PlanResult(plan=chosen, search_time_s=perf_counter() - began, search_log=log)
+
+    try:
+        chosen = search(
+            spec,
+            on,
+            global_batch,
+            training=training,
+            pins=pins,
+            memory_limit_bytes=memory_limit_bytes,
+            reserve=reserve,
+            max_gap=max_gap,
+            simpler_within=simpler_within,
+            seed=seed,
+            optimize_for=optimize_for,
+            progress=progress,
+            record=log,
+        )
+    except SearchInterrupted as stopped:
+        raise PlanInterrupted(result(stopped.plan)) from None
+    return result(chosen)
 
 
 def load(path: str | Path, *, trust: bool = False) -> PlanResult:

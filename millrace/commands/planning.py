@@ -2,6 +2,7 @@
 
 from math import gcd
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -133,6 +134,7 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits."""
     import millrace
+    from millrace.api.plan_results import PlanInterrupted
     from millrace.api.plan_search import opened_question
     from millrace.files import check_writable
     from millrace.memory_reserve import asked_limit_bytes
@@ -152,22 +154,28 @@ def plan(
         progress=say,
     )
     _warn(opened, global_batch, on, pinned)
-    with working(f"planning {opened.name} for {on.name}") as told:
-        planned = millrace.plan(
-            opened,
-            on,
-            global_batch=global_batch,
-            pins=pinned,
-            training=training,
-            memory_limit_bytes=limit_bytes,
-            reserve=reserve,
-            max_gap=max_gap,
-            simpler_within=simpler_within,
-            seed=seed,
-            optimize_for=optimize_for,
-            top=top,
-            progress=told,
-        )
+    try:
+        with working(f"planning {opened.name} for {on.name}") as told:
+            planned = millrace.plan(
+                opened,
+                on,
+                global_batch=global_batch,
+                pins=pinned,
+                training=training,
+                memory_limit_bytes=limit_bytes,
+                reserve=reserve,
+                max_gap=max_gap,
+                simpler_within=simpler_within,
+                seed=seed,
+                optimize_for=optimize_for,
+                top=top,
+                progress=told,
+            )
+    except PlanInterrupted as stopped:
+        result = stopped.result
+        _give(result.plan, result.document, output, explain=False, as_json=as_json)
+        say("interrupted: this is the best plan so far, with the gap that was left")
+        raise SystemExit(128 + SIGINT) from None
     document = planned.document
     if explain:
         with working(f"explaining {opened.name} for {on.name}"):

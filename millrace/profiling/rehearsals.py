@@ -62,6 +62,9 @@ def search_with_rehearsals(
         latest = record.beside()
         try:
             plan = find(request, latest)
+        except KeyboardInterrupt:
+            record.take(latest)
+            raise
         finally:
             record.add_seconds(latest)
         is_last = rounds_left == 0 or monotonic() - began_s > PATIENCE_S

@@ -2,14 +2,14 @@
 
 Comes in: a `SearchRequest`. Goes out: a `Plan` (or an InfeasibleError that names what binds).
 
-Read first `outer.py` and `ranking.py` (candidates, and how they are compared), then `blocks/` (one
-signature per op), `stages/` (blocks over pipeline stages), `joint/` (both at once, where small) and
-`decomposition/` (cuts and columns, which prove the bound).
+Read first `outer.py`, then `uniform/` (equal layers) or `ranking.py` (any others): candidates, and
+how they are compared. Below lie `blocks/` (one signature per op), `stages/` (blocks over pipeline
+stages), `joint/` (both at once, where small) and `decomposition/` (cuts and columns, for bounds).
 """
 
 from millrace.planner.search.choosing import Pure
-from millrace.planner.search.outer import search
+from millrace.planner.search.outer import SearchInterrupted, search
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.request import SearchRequest
 
-__all__ = ["Pins", "Pure", "SearchRequest", "search"]
+__all__ = ["Pins", "Pure", "SearchInterrupted", "SearchRequest", "search"]

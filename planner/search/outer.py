@@ -8,6 +8,7 @@ function.
 
 from collections.abc import Iterator
 from dataclasses import replace as replaced
+from math import inf
 
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from millrace.planner.search.choosing.simplest import simplest
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.loop import BoundLoop
 from millrace.planner.search.decomposition.proof import Proof, prove
-from millrace.planner.search.evaluation import Evaluator, Refused
+from millrace.planner.search.evaluation import NEAR, Evaluator, Refused
 from millrace.planner.search.placement_groups import candidates_of
 from millrace.planner.search.ranking import Ranker, Ranking
 from millrace.planner.search.report.alternatives import (
@@ -53,7 +54,7 @@ from millrace.planner.search.search_log import (
     SearchResult,
     layers,
 )
-from millrace.planner.search.uniform.uniform_ranking import UniformRanker
+from millrace.planner.search.uniform.uniform_ranking import SlowerError, UniformRanker
 
 
 def search(
@@ -96,13 +97,18 @@ def search(
     record = record or SearchLog()
     tell = progress or (lambda line: None)
     plans: list[tuple[Plan, SearchResult | None]] = []
+    beaten_s: list[float] = []  # bounds of ways in which no plan is near the best of the others
     for asked in dispatching(request, graph):
+        best_s = min((plan.evidence.objective_s for plan, _ in plans if plan.evidence), default=inf)
         try:
-            plans.append((_search(asked, graph, simulate, tell, record), record.answer))
+            plan = _search(asked, graph, simulate, tell, record, NEAR * best_s * 1e9)
+            plans.append((plan, record.answer))
+        except SlowerError as error:
+            beaten_s.append(error.bound_ns / 1e9)
         except InfeasibleError as error:
             request, failure = asked, error
     if plans:
-        plan, record.answer = faster(plans)
+        plan, record.answer = faster(plans, beaten_s)
         return plan
     if not remedies:
         raise failure
@@ -129,70 +135,156 @@ def _search(
     simulate: Simulate | None,
     tell: Progress,
     record: SearchLog,
+    best_ns: float = inf,
 ) -> Plan:
-    everything = candidates_of(request, graph)
+    """Best plan of one way to the experts; `best_ns` is the step that it has to be below.
+
+    Raises SlowerError where layers are equal and no plan is.
+    """
     check_storage(request, graph)
-    record.count("candidates", len(everything))
-    evaluator = Evaluator(request, graph, dividing=record.dividing)
-    tried: list[Refused] = []
-    floors: dict[Candidate, float] = {}  # bounds of all candidates that were ranked in any round
-    barred: set[Candidate] = set()
-    wide: set[Candidate] = set()
+    rounds = _SearchRounds(request, graph, simulate, tell, record)
+    try:
+        return rounds.answer(best_ns)
+    except KeyboardInterrupt:
+        tell("interrupted: the best plan so far is laid out")
+        plan = rounds.so_far()
+        if plan is None:
+            raise
+        raise SearchInterrupted(plan) from None
 
-    def widened(best: list[PipelineShape]) -> list[Candidate]:
-        wide_candidates = candidates_of(request, graph, best)
-        record.count("candidates", len(set(wide_candidates) - wide))
-        wide.update(wide_candidates)
-        return [candidate for candidate in wide_candidates if candidate not in barred]
 
-    while True:
-        record.count("rounds")
-        kind = UniformRanker if request.uniform else Ranker
-        ranker = kind(request, evaluator, tell, record)
-        ranking = ranker.rank(everything, widened)
+class SearchInterrupted(KeyboardInterrupt):
+    """A search was interrupted; `plan` is the best that it had, with the gap that was left."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        super().__init__("the search was interrupted; its best plan so far is at hand")
+
+
+class _SearchRounds:
+    """Rounds of one search, and what they have come to so far.
+
+    Attributes
+    ----------
+    floors : dict
+        Bounds of all candidates that were ranked in any round.
+    barred : set
+        Candidates whose plans are no good as they are laid out.
+    checked : list of Checked
+        Plans of the last round that were laid out.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        graph: Graph,
+        simulate: Simulate | None,
+        tell: Progress,
+        record: SearchLog,
+    ) -> None:
+        self.request, self.graph, self.record = request, graph, record
+        self.simulate, self.tell = simulate, tell
+        self.everything = candidates_of(request, graph)
+        record.count("candidates", len(self.everything))
+        self.evaluator = Evaluator(request, graph, dividing=record.dividing)
+        self.ranker = Ranker(request, self.evaluator, tell, record)
+        self.floors: dict[Candidate, float] = {}
+        self.barred: set[Candidate] = set()
+        self.checked: list[Checked] = []
+        self._wide: set[Candidate] = set()
+
+    def answer(self, best_ns: float) -> Plan:
+        """Best plan; one that cannot run as it is laid out is left, and all are ranked anew."""
+        request, tried = self.request, list[Refused]()
+        asked = request, self.evaluator, self.tell, self.record
+        while self.everything:
+            self.record.count("rounds")
+            self.ranker = UniformRanker(*asked, best_ns) if request.uniform else Ranker(*asked)
+            ranking = self.ranker.rank(self.everything, self._widened)
+            if not ranking.solved_plans:
+                if best_ns < inf and ranking.bound_ns < inf:
+                    raise SlowerError(ranking.bound_ns)
+                break
+            self._keep_floors()
+            with self.record.layer(SIMULATION):
+                self.checked = check_plans(
+                    self.evaluator, ranking.solved_plans, self.simulate, self.tell
+                )
+            if best := fastest(self.checked):
+                return self._chosen(best)
+            _note(self.record, request, self.checked)
+            tried += map(self._bar, self.checked)
+            self.everything = tuple(c for c in self.everything if c not in self.barred)
+        refused = self.ranker.ranking.refused
+        bound_ns = min(each.bound_ns for each in (*tried, *refused))
+        raise infeasibility_error(tried or refused, request.offload, bound_ns)
+
+    def so_far(self) -> Plan | None:
+        """Best plan of what was ranked; None where nothing of it fits as it is laid out."""
+        self.ranker.stop()
+        ranking = self.ranker.ranking
         if not ranking.solved_plans:
-            break
-        for outcome in ranking.everything:
-            floors.setdefault(outcome.candidate, outcome.bound_ns)
-        with record.layer(SIMULATION):
-            checked = check_plans(evaluator, ranking.solved_plans, simulate, tell)
-        if best := fastest(checked):
-            left = {
-                candidate: floor for candidate, floor in floors.items() if candidate not in barred
-            }
-            with record.layer(PROOF):
-                proof = _proven(evaluator, left, best, tell, record)
-            if more := ranker.reconsider(proof.mixed_ns, best.solved_plan.division.step_ns):
-                with record.layer(SIMULATION):
-                    checked = check_plans(evaluator, more, simulate, tell, checked)
-                best = fastest(checked) or best
-            fastest_s = best.time_s
-            if request.simpler_within:
-                with record.layer(SIMULATION):
-                    best, checked = simplest(evaluator, ranker, checked, best, simulate, tell)
-            _note(record, request, checked)
-            record.answer = SearchResult(
-                evaluator=evaluator,
-                chosen=best.solved_plan,
-                solved_plans=tuple(ranking.solved_plans),
+            return None
+        self._keep_floors()
+        best = fastest(self.checked)
+        if best is None:
+            self.checked = check_plans(
+                self.evaluator, ranking.solved_plans, self.simulate, self.tell, most=1
             )
-            bounds_ns = left, proof.bounds_ns
-            return _best(best, checked, ranking, bounds_ns, record, simulate is not None, fastest_s)
-        _note(record, request, checked)
-        for failed in checked:
-            candidate = failed.solved_plan.candidate
-            barred.add(candidate)
-            settled = failed.settled_plan
-            if settled.fits:
-                tried.append(Refused(candidate, failed.short or InfeasibleError(failed.reason)))
-            else:
-                short = MemoryLimitError(*fullest(request, candidate, settled.memory))
-                tried.append(Refused(candidate, short, floors[candidate]))
-        everything = tuple(other for other in everything if other not in barred)
-        if not everything:
-            break
-    bound_ns = min(refused.bound_ns for refused in (*tried, *ranking.refused))
-    raise infeasibility_error(tried or ranking.refused, request.offload, bound_ns)
+            best = fastest(self.checked)
+        self.record.count("interrupted")
+        return self._returned(best, self._left(), best.time_s) if best else None
+
+    def _keep_floors(self) -> None:
+        for outcome in self.ranker.ranking.everything:
+            self.floors.setdefault(outcome.candidate, outcome.bound_ns)
+
+    def _left(self) -> dict[Candidate, float]:
+        """Bounds of candidates that could be plans."""
+        return {c: floor for c, floor in self.floors.items() if c not in self.barred}
+
+    def _widened(self, best: list[PipelineShape]) -> list[Candidate]:
+        wide_candidates = candidates_of(self.request, self.graph, best)
+        self.record.count("candidates", len(set(wide_candidates) - self._wide))
+        self._wide.update(wide_candidates)
+        return [candidate for candidate in wide_candidates if candidate not in self.barred]
+
+    def _chosen(self, best: Checked) -> Plan:
+        """The plan, once bounds are raised, and what they promise or is simpler is looked at."""
+        evaluator, ranker, record = self.evaluator, self.ranker, self.record
+        with record.layer(PROOF):
+            proof = _proven(evaluator, self._left(), best, self.tell, record)
+        if more := ranker.reconsider(proof.mixed_ns, best.solved_plan.division.step_ns):
+            with record.layer(SIMULATION):
+                self.checked = check_plans(evaluator, more, self.simulate, self.tell, self.checked)
+            best = fastest(self.checked) or best
+        fastest_s = best.time_s
+        if self.request.simpler_within:
+            with record.layer(SIMULATION):
+                best, self.checked = simplest(
+                    evaluator, ranker, self.checked, best, self.simulate, self.tell
+                )
+        return self._returned(best, proof.bounds_ns, fastest_s)
+
+    def _returned(self, best: Checked, proven_ns: dict[Candidate, float], fastest_s: float) -> Plan:
+        _note(self.record, self.request, self.checked)
+        ranking = self.ranker.ranking
+        self.record.answer = SearchResult(
+            evaluator=self.evaluator,
+            chosen=best.solved_plan,
+            solved_plans=tuple(ranking.solved_plans),
+        )
+        bounds_ns, simulated = (self._left(), proven_ns), self.simulate is not None
+        return _best(best, self.checked, ranking, bounds_ns, self.record, simulated, fastest_s)
+
+    def _bar(self, failed: Checked) -> Refused:
+        """Leave a candidate whose plan is no good, and say why."""
+        candidate, settled = failed.solved_plan.candidate, failed.settled_plan
+        self.barred.add(candidate)
+        if settled.fits:
+            return Refused(candidate, failed.short or InfeasibleError(failed.reason))
+        short = MemoryLimitError(*fullest(self.request, candidate, settled.memory))
+        return Refused(candidate, short, self.floors[candidate])
 
 
 def _note(record: SearchLog, request: SearchRequest, checked: list[Checked]) -> None:

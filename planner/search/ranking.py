@@ -37,6 +37,7 @@ ENOUGH = 3  # plans near the best, from which no other is wanted that is no bett
 # Making room stops after so many candidates in a row that better the best plan by less than this.
 PATIENCE, BETTER = 8, 0.998
 LEFT = "making room in candidates of a lower estimate gained nothing"
+STOPPED = "the search was interrupted"
 FAR_OFF = "estimated far above the best plan"
 FARTHEST = 1.06  # a candidate estimated at this times the best plan is not solved
 NO_BETTER = "memory aside, a usual mesh is as good"
@@ -110,6 +111,14 @@ class Ranker:
         self.tell = tell
         self.record = record
         self.ranking = Ranking()
+        self._waiting: list[Tight] = []
+
+    def stop(self) -> None:
+        """Leave what was not looked at yet, with the bounds that are known."""
+        looked_at = {outcome.candidate for outcome in self.ranking.everything}
+        left = [bounded for bounded in self._waiting if bounded[0] not in looked_at]
+        self.ranking.pruned += [Pruned(*bounded, STOPPED) for bounded in left]
+        self.ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
         """Evaluate candidates until what is left has nothing to gain, or is far off.
@@ -230,6 +239,7 @@ class Ranker:
         tight: list[Tight] = []
         position = stale = 0
         while position < len(waiting) or tight:
+            self._waiting = [*_bounds(waiting[position:]), *tight]
             if self._far(waiting[position:]):
                 self._left(_bounds(waiting[position:]), FAR_OFF)
                 waiting = waiting[:position]

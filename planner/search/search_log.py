@@ -155,6 +155,7 @@ def layers(
             **_proof(division.step_ns, bounds_ns[0]),
             **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
             **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
+            **({"interrupted": True} if did.get("interrupted") else {}),
             "pruned": count_reasons(candidate.reason for candidate in pruned),
             "refused": count_reasons(_refusal(candidate) for candidate in refused),
         },

@@ -84,6 +84,8 @@ def check_plans(
     simulate: Simulate | None,
     tell: Progress,
     checked_before: Sequence[Checked] = (),
+    *,
+    most: int = SETTLED,
 ) -> list[Checked]:
     """Best plans settled, and the best of these simulated, beside those checked before.
 
@@ -101,6 +103,8 @@ def check_plans(
         Told a line of text now and then.
     checked_before : sequence of Checked
         Plans of earlier calls.
+    most : int
+        Plans that fit before these are simulated.
     """
     block_times = block_timer(simulate)
     checked = list(checked_before)
@@ -110,8 +114,8 @@ def check_plans(
     # Settling mixes all that is known of a candidate, whichever of its divisions it begins with.
     waiting = list({plan.candidate: plan for plan in reversed(ranked_plans)}.values())
     fitting = [plan for plan in checked if not plan.reason]
-    most = len(checked) + TRIED, len(fitting) + (SETTLED if simulate else 1)
-    while len(checked) < most[0] and len(fitting) < most[1]:
+    tried_most, settled_most = len(checked) + TRIED, len(fitting) + (most if simulate else 1)
+    while len(checked) < tried_most and len(fitting) < settled_most:
         best_ns = min((plan.settled_plan.step_ns for plan in fitting), default=float("inf"))
         waiting = [
             plan
@@ -121,7 +125,7 @@ def check_plans(
         if not waiting:
             break
         now, waiting = waiting[:2], waiting[2:]
-        place = f"plan {len(checked) + 1} of at most {most[0]}"
+        place = f"plan {len(checked) + 1} of at most {tried_most}"
         so_far = f", best step {duration(best_ns)}" if fitting else ""
         tell(f"dividing by measured figures, {place}{so_far}: {now[0].candidate.text}")
         for plan in settled_plans(evaluator, now, block_times):

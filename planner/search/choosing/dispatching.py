@@ -6,6 +6,7 @@ software. A search is made for each way that a framework has.
 
 from collections.abc import Sequence
 from dataclasses import replace as replaced
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -71,38 +72,54 @@ def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:
     return replaced(request, cluster=replace(cluster, software=software))
 
 
-def faster(plans: Sequence[tuple[Plan, SearchResult | None]]) -> tuple[Plan, SearchResult | None]:
+def faster(
+    plans: Sequence[tuple[Plan, SearchResult | None]], beaten_s: Sequence[float] = ()
+) -> tuple[Plan, SearchResult | None]:
     """The faster of one plan or two, with the other among its alternatives.
 
     Parameters
     ----------
     plans : sequence of tuple
         Plans for the same question, and what their searches chose them from.
+    beaten_s : sequence of float
+        Bounds of ways to the experts in which no plan is near these, seconds.
     """
     best, *others = sorted(plans, key=lambda pair: _step_s(pair[0]))
-    if not others:
-        return best
-    (plan, answer), (other, _) = best, others[0]
+    (plan, answer) = best
     assert plan.evidence is not None, "the search writes its evidence"
-    assert other.evidence is not None, "the search writes its evidence"
-    way = "beside other products" if overlaps(other.cluster.software) else "by itself"
-    loss = _step_s(other) / _step_s(plan) - 1
-    alternative = {
-        "plan": f"experts' exchange {way}",
-        "loss": loss,
-        "by": "simulated" if plan.figures else "planner",
-        "over_bytes": None,
-        "cause": None,
-        "reason": f"loses {percent(loss)} of the step",
-    }
-    bound_s = min(plan.evidence.bound_s, other.evidence.bound_s)
+    bounds, alternatives = [plan.evidence.bound_s], list(plan.evidence.alternatives)
+    way = "by itself" if overlaps(plan.cluster.software) else "beside other products"
+    for other, _ in others:
+        assert other.evidence is not None, "the search writes its evidence"
+        bounds.append(other.evidence.bound_s)
+        loss = _step_s(other) / _step_s(plan) - 1
+        by = "simulated" if plan.figures else "planner"
+        alternatives.append(_alternative(way, loss, by, f"loses {percent(loss)} of the step"))
+    for bound_s in beaten_s:
+        bounds.append(bound_s)
+        loss = max(bound_s / plan.evidence.objective_s - 1, 0.0)
+        reason = f"loses {percent(loss)} of the step or more"
+        alternatives.append(_alternative(way, loss, "planner", reason))
+    bound_s = min(bounds)
     evidence = replace(
         plan.evidence,
         bound_s=bound_s,
         gap=plan.evidence.objective_s / bound_s - 1,
-        alternatives=(*plan.evidence.alternatives, alternative),
+        alternatives=tuple(alternatives),
     )
     return replace(plan, evidence=evidence), answer
+
+
+def _alternative(way: str, loss: float, by: str, reason: str) -> dict[str, Any]:
+    """Document of the other way to the experts."""
+    return {
+        "plan": f"experts' exchange {way}",
+        "loss": loss,
+        "by": by,
+        "over_bytes": None,
+        "cause": None,
+        "reason": reason,
+    }
 
 
 def _step_s(plan: Plan) -> float:

@@ -263,11 +263,12 @@ class EvenLayers:
         sums = np.einsum("kt,tf->kf", counts, block)
         forward, weight = sums[:, FORWARD], sums[:, DEFERRED]
         hops_ns = table_hops_ns(pipeline)
-        slower = (1 - overlap) * moving_ns(sums[:, TIME], hops_ns)
         backward = np.maximum(sums[:, TIME] - forward - weight, 0)
+        slowed = np.array([forward, backward]) > 0  # an embedding makes no gradient of its input
+        slower = (1 - overlap) * moving_ns(sums[:, TIME], hops_ns) * slowed
         none = np.zeros(pipeline.positions)
         times = PassTimes(
-            passes=np.array([forward + slower, backward + slower, weight]),
+            passes=np.array([forward + slower[0], backward + slower[1], weight]),
             hops=hops_ns[0],
             begins=none,
             ends=none,
@@ -278,8 +279,8 @@ class EvenLayers:
         time[0] = time[4] = cut.counts[:2].min(axis=0) @ counts
         if pipeline.defers_weight_gradients:
             time[4] = cut.counts[2] @ counts
-        slower = (1 - overlap) * moving_ns(counts @ least_ns, hops_ns)
-        sent_ns = cut.hops @ times.hops + cut.counts[:2].sum(axis=0) @ slower
+        slower = (1 - overlap) * moving_ns(counts @ least_ns, hops_ns) * slowed
+        sent_ns = cut.hops @ times.hops + (cut.counts[:2] * slower).sum()
         return replace(slopes, time=time, sent_ns=float(sent_ns))
 
     def chunks(

@@ -19,7 +19,16 @@ from millrace.planner.search.stages import VariantFigures
 from millrace.planner.search.uniform.uniform_loop import UniformLoop
 from millrace.planner.worker_processes import Child
 
+STOP = "stop"  # told to the other process where this one is interrupted
 FEW = 16  # candidates up to which one process is as fast
+
+
+class StoppedError(KeyboardInterrupt):
+    """Candidates were not priced to their end; `outcomes` are what is known of all."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self.outcomes = outcomes
+        super().__init__("candidates were not priced to their end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +78,44 @@ def closed(
             finally:
                 child.end()
     loops = [loop(half, record, tell) for half in range(len(halves))]
-    _in_turn(loops)
+    try:
+        _in_turn(loops)
+    except KeyboardInterrupt:
+        raise StoppedError([outcome for each in loops for outcome in each.outcomes()]) from None
     return [outcome for each in loops for outcome in each.outcomes()]
 
 
 def _in_turn(loops: Sequence[UniformLoop]) -> None:
     live = [(loop, loop.rounds()) for loop in loops]
     while live:
-        steps = [next(rounds, None) for _, rounds in live]
-        live = [each for each, step in zip(live, steps, strict=True) if step is not None]
-        for loop, _ in live:
-            loop.hear(min(step for step in steps if step is not None))
+        standings = [next(rounds, None) for _, rounds in live]
+        live = [each for each, standing in zip(live, standings, strict=True) if standing]
+        told = [standing for standing in standings if standing]
+        if len(live) == 2:
+            for (loop, _), other in zip(live, reversed(told), strict=True):
+                loop.hear(other)
 
 
 def _with_child(loop: UniformLoop, child: Child) -> list[Outcome]:
     """Outcomes of both halves, the second one's from a process of its own."""
-    _talk(loop, child.line)
-    while not isinstance(other := child.answer(), _Closed):
-        pass  # steps that it told after the last round here
+    try:
+        _talk(loop, child.line)
+        other = _closed_by(child)
+    except KeyboardInterrupt:
+        child.line.send(STOP)
+        raise StoppedError([*loop.outcomes(), *_closed_by(child).outcomes]) from None
     evaluator = loop.evaluator
     evaluator.programs.known_figures.update(other.figures)
     for name, count in other.counts.items():
         loop.record.count(name, count)
     return [*loop.outcomes(), *other.outcomes]
+
+
+def _closed_by(child: Child) -> _Closed:
+    """Outcomes of another process, once it sends them."""
+    while not isinstance(other := child.answer(), _Closed):
+        pass  # standings that it told after the last round here
+    return other
 
 
 def _other_half(
@@ -118,14 +142,15 @@ def _other_half(
 
 
 def _talk(loop: UniformLoop, line: "Connection[Any, Any]") -> None:
-    """Run a loop, and after every round exchange the best step with the other, while it runs."""
-    other_runs = True
-    for step_ns in loop.rounds():
-        if other_runs:
-            line.send(step_ns)
-            heard = line.recv()
-            other_runs = heard is not None
-            if other_runs:
-                loop.hear(heard)
-    if other_runs:
-        line.send(None)
+    """Run a loop, and exchange standings with the other after every round of either."""
+    rounds = loop.rounds()
+    while True:
+        standing = next(rounds, None)
+        line.send(standing)
+        heard = line.recv()
+        if heard == STOP or (standing is None and heard is None):
+            return
+        if heard is not None:
+            loop.hear(heard)
+            if standing is None:
+                loop.tell(str(loop.standing.and_of(heard)))

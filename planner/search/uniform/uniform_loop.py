@@ -7,12 +7,14 @@ the same mesh and microbatch (`pricing.py`); the queue's lowest bound is the pro
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.formatting import counted, duration
+from millrace.planner.formatting import counted, duration, percent
 from millrace.planner.frameworks.capabilities import MODES
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
@@ -22,7 +24,6 @@ from millrace.planner.search.blocks.cost_tables import (
     PERSISTENT,
     STEP,
 )
-from millrace.planner.search.blocks.solver import Solution
 from millrace.planner.search.candidates import INTERLEAVE_MAX, Candidate
 from millrace.planner.search.evaluation import (
     NO_GAIN,
@@ -35,13 +36,16 @@ from millrace.planner.search.evaluation import (
     SolvedPlan,
 )
 from millrace.planner.search.placement_groups import usable_bytes
-from millrace.planner.search.programs import Ask, FiguresKey, Shape
-from millrace.planner.search.request import MemoryLimitError
+from millrace.planner.search.programs import Ask, Shape
 from millrace.planner.search.search_log import BLOCKS, SHAPES, STAGES, SearchLog
-from millrace.planner.search.stages import Division, in_order
-from millrace.planner.search.stages.even_layers import COLUMNS, EvenLayers, Slopes, variant_rows
-from millrace.planner.search.uniform.branches import Opened, Point, PricedBranch
-from millrace.planner.search.uniform.pricing import BlockPool, best_multiplier, joined
+from millrace.planner.search.stages.even_layers import (
+    COLUMNS,
+    EvenLayers,
+    Slopes,
+)
+from millrace.planner.search.uniform.branches import Opened, PricedBranch
+from millrace.planner.search.uniform.column_divider import ColumnDivider
+from millrace.planner.search.uniform.pricing import best_multiplier, joined
 
 SWEEPS = 8
 FIRST_SHARE = 0.3  # that of the first programs where memory is short
@@ -51,8 +55,29 @@ OTHERS = 0.02  # weight of every stage beside the fullest, so that no figure is 
 SAME = 0.002  # of a step, within which a bound has reached what its columns cost
 MANY = 16  # shapes from which all are priced at these shares of the step before any branch asks
 SHAPE_SHARES = (0.3, 1.5)
-TOGETHER = 32  # branches that ask together
+TOGETHER, ROUNDS = 32, 6  # branches that ask together at least, and as a part of those open
 CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
+
+
+class Standing(NamedTuple):
+    """Standing of a loop: the best step, the lowest bound of what is open, and how many are."""
+
+    best_ns: float = inf
+    bound_ns: float = inf
+    left: int = 0
+    total: int = 0
+
+    def and_of(self, other: "Standing") -> "Standing":
+        """Standing of two loops together."""
+        least = min(self.best_ns, other.best_ns), min(self.bound_ns, other.bound_ns)
+        return Standing(*least, self.left + other.left, self.total + other.total)
+
+    def __str__(self) -> str:
+        open_now = f"{self.left:,} of {counted(self.total, 'candidates')} are open"
+        if self.best_ns == inf:
+            return f"{open_now}, no plan yet"
+        gap = max(self.best_ns / min(self.bound_ns, self.best_ns) - 1, 0.0)
+        return f"{open_now}, best step {duration(self.best_ns)}, gap {percent(gap)}"
 
 
 class UniformLoop:
@@ -83,7 +108,7 @@ class UniformLoop:
         record: SearchLog,
         *,
         limits: Mapping[Candidate, Limits] | None = None,
-        best_ns: float = float("inf"),
+        best_ns: float = inf,
         apart: bool = False,
     ) -> None:
         self.evaluator = evaluator
@@ -97,40 +122,43 @@ class UniformLoop:
         self.templates = tuple(dict.fromkeys(self.blocks.values()))
         self.counts = np.array([list(self.blocks.values()).count(t) for t in self.templates])
         self.main = int(self.counts.argmax())
-        self.pools: dict[tuple[Shape, str], BlockPool] = {}
+        self.divider = ColumnDivider(evaluator, record, self.templates)
         self.asked: set[Ask] = set()
         self.opened: dict[Candidate, Opened] = {}
         self.refused: list[Refused] = []
         self.closed = 1 + evaluator.request.max_gap * CLOSED
         self.best_ns = best_ns
+        self.other = Standing()
 
     # -- the queue -----------------------------------------------------------------------------
 
-    def rounds(self) -> Iterator[float]:
+    def rounds(self) -> Iterator[Standing]:
         """Price candidates, many at a time, until none may be better than the best plan so far.
 
-        After each round the step of the best plan is given out, and may be lowered (`hear`).
+        After each round the standing is given out, and may be told of another's (`hear`).
         """
-        self._phase(f"bounding {counted(len(self.candidates), 'candidates')}")
+        self.tell(f"bounding {counted(len(self.candidates), 'candidates')}")
         with self.record.layer(SHAPES):
             self._open(self.candidates)
         self.record.count("bounded", len(self.candidates))
-        yield self.best_ns
+        yield self.standing
         while batch := self._batch():
-            self._phase(f"pricing: {counted(self._left(), 'candidates')} are open")
+            self.tell(str(self.standing.and_of(self.other)))
             with self.record.layer(BLOCKS):
                 self._ask([(opened, *ask) for opened, branch in batch for ask in branch.asks])
-            yield self.best_ns
+            yield self.standing
 
-    def hear(self, best_ns: float) -> None:
-        """Close candidates against a plan of this step, too, wherever it was found."""
+    @property
+    def standing(self) -> Standing:
+        """Best step and lowest bound so far, and candidates that are open."""
+        left = [opened.bound_ns for opened in self.opened.values() if self._lowest(opened)]
+        return Standing(self.best_ns, min(left, default=inf), len(left), len(self.candidates))
+
+    def hear(self, other: Standing) -> None:
+        """Close candidates against the best plan of another loop, too."""
+        self.other = other
         if not self.apart:
-            self.best_ns = min(self.best_ns, best_ns)
-
-    def _phase(self, phase: str) -> None:
-        best = min((opened.best_ns for opened in self.opened.values()), default=float("inf"))
-        so_far = f", best step {duration(best)}" if np.isfinite(best) else ""
-        self.tell(f"{phase}{so_far}")
+            self.best_ns = min(self.best_ns, other.best_ns)
 
     def _cutoff_ns(self, opened: Opened) -> float:
         """Bound at which a branch of a candidate has nothing to gain."""
@@ -138,9 +166,6 @@ class UniformLoop:
 
     def _is_open(self, opened: Opened, branch: PricedBranch) -> bool:
         return branch.bound_ns < self._cutoff_ns(opened)
-
-    def _left(self) -> int:
-        return sum(self._lowest(opened) for opened in self.opened.values())
 
     def _batch(self) -> list[tuple[Opened, PricedBranch]]:
         """Branches of the lowest bounds that have something to ask; bounds follow their pools."""
@@ -154,15 +179,19 @@ class UniformLoop:
             ),
             key=lambda entry: entry[:3],
         )
+        together = max(TOGETHER, len(queue) // ROUNDS)
         with self.record.layer(STAGES):
-            self._read([(entry[3], entry[4]) for entry in queue[: 2 * TOGETHER]])
-            for bound_ns, _, _, opened, branch in queue:
-                if len(batch) == TOGETHER or bound_ns >= self.best_ns / self.closed:
+            for first in range(0, len(queue), together):
+                some = [(entry[3], entry[4]) for entry in queue[first : first + together]]
+                if len(batch) >= together or queue[first][0] >= self.best_ns / self.closed:
                     break
-                if self._is_open(opened, branch):
-                    self._look(opened, branch)
-                if self._is_open(opened, branch) and not branch.done:
-                    batch.append((opened, branch))
+                some = [pair for pair in some if self._tightened(*pair)]
+                self.divider.read(some, self.best_ns)
+                for opened, branch in some:
+                    if self._is_open(opened, branch):
+                        self._look(opened, branch)
+                    if self._is_open(opened, branch) and not branch.done:
+                        batch.append((opened, branch))
         return batch
 
     def _open(self, candidates: Sequence[Candidate]) -> None:
@@ -207,16 +236,20 @@ class UniformLoop:
         first = {opened.shape: opened for opened in reversed(every) if self._lowest(opened)}
         mode = self.evaluator.modes[0]
         self._ask([(opened, mode, self._shape_prices(opened, 0.0)) for opened in first.values()])
-        if len(first) >= MANY:
-            self._ask(
-                [
-                    (opened, mode, self._shape_prices(opened, share))
-                    for mode in self.evaluator.modes
-                    for share in SHAPE_SHARES
-                    for opened in first.values()
-                    if self._lowest(opened)
-                ]
-            )
+        if len(first) < MANY:
+            return
+        open_modes: dict[tuple[Shape, str], Opened] = {}
+        for opened in every:
+            for branch in opened.branches:
+                if self._tightened(opened, branch):
+                    open_modes |= {(opened.shape, each): opened for each in branch.modes}
+        self._ask(
+            [
+                (opened, each, self._shape_prices(opened, share))
+                for (_, each), opened in open_modes.items()
+                for share in SHAPE_SHARES
+            ]
+        )
 
     def _lowest(self, opened: Opened) -> bool:
         return opened.bound_ns < self._cutoff_ns(opened)
@@ -243,10 +276,6 @@ class UniformLoop:
 
     # -- block programs ------------------------------------------------------------------------
 
-    def pool(self, shape: Shape, mode: str) -> BlockPool:
-        """Cuts and columns of a shape in a mode."""
-        return self.pools.setdefault((shape, mode), BlockPool())
-
     def _ask(self, wanted: Sequence[tuple[Opened, str, Floats]]) -> None:
         """Solve block programs together and note what they prove."""
         programs = self.evaluator.programs
@@ -258,7 +287,7 @@ class UniformLoop:
         for (_, _, prices), ask, answer in zip(wanted, asks, answers, strict=True):
             if ask not in self.asked:
                 self.asked.add(ask)
-                self.pool(ask.shape, ask.mode).add(prices, answer)
+                self.divider.pool(ask.shape, ask.mode).add(prices, answer)
 
     def _prepare(self, mode: str) -> None:
         """Price a mode for all shapes that are open at once: tables are made for many together."""
@@ -267,69 +296,36 @@ class UniformLoop:
         )
         self.evaluator.programs.rows([(mode, shape) for shape in shapes])
 
-    def _read(self, branches: Sequence[tuple[Opened, PricedBranch]]) -> None:
-        """Read the figures of all columns that these branches have not tried yet together."""
-        programs = self.evaluator.programs
-        new = {
-            (number, mode): self._untried(opened, mode)
-            for number, (opened, branch) in enumerate(branches)
-            if self._is_open(opened, branch)
-            for mode in branch.modes
-        }
-        programs.read(
-            self._key(branches[number][0], mode, options)
-            for (number, mode), columns in new.items()
-            for options in columns
-        )
-        programs.read(
-            self._key(branches[number][0], MODES[-1], options)
-            for (number, mode), columns in new.items()
-            if columns and mode == MODES[0] and len(branches[number][1].modes) > 1
-            for options in columns
-            if self._is_short(branches[number][0], mode, options)
-        )
-
-    def _untried(self, opened: Opened, mode: str) -> list[tuple[int, ...]]:
-        pool = self.pool(opened.shape, mode)
-        return [options for options in pool.columns if (mode, options) not in opened.tried]
-
-    def _is_short(self, opened: Opened, mode: str, options: tuple[int, ...]) -> bool:
-        """True if a column does not fit in some way."""
-        figures = opened.even.figures(self._rows(opened, mode, options)[None, None])
-        return bool((figures.stage_bytes > opened.limits).any())
-
-    def _key(self, opened: Opened, mode: str, options: tuple[int, ...]) -> FiguresKey:
-        return opened.shape, mode, options, opened.pipeline.defers_weight_gradients
-
     def _ask_of(self, opened: Opened, mode: str, prices: Floats) -> Ask:
         each = tuple(map(tuple, (prices / self.counts).tolist()))
         return Ask(shape=opened.shape, mode=mode, prices=(), by_template=each)
 
-    def _rows(self, opened: Opened, mode: str, options: tuple[int, ...]) -> Ints:
-        """Figures [T, F] of a block of every template in a column."""
-        key = mode, options
-        if key not in opened.rows:
-            figures = self.evaluator.programs.block_figures(*self._key(opened, mode, options))
-            opened.rows[key] = variant_rows([figures[template] for template in self.templates])
-        return opened.rows[key]
-
     # -- branches ------------------------------------------------------------------------------
 
+    def _answers(self, opened: Opened, branch: PricedBranch) -> int:
+        """Number of cuts and columns that bound a branch."""
+        pools = [self.divider.pool(opened.shape, mode) for mode in branch.modes]
+        plain = self.divider.pool(opened.shape, self.evaluator.modes[0])
+        return len(plain.least) + sum(len(pool.least) + len(pool.columns) for pool in pools)
+
+    def _tightened(self, opened: Opened, branch: PricedBranch) -> bool:
+        """True if a branch is open once its bound is raised by all cuts of its shape."""
+        if self._is_open(opened, branch) and self._answers(opened, branch) != branch.seen:
+            slopes = branch.slopes or self._slopes(opened, branch, None)
+            branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
+        return self._is_open(opened, branch)
+
     def _look(self, opened: Opened, branch: PricedBranch) -> None:
-        """Raise a branch's bound by all that is known of its shape; note what it asks next."""
-        pools = [self.pool(opened.shape, mode) for mode in branch.modes]
+        """Divide the new columns of a branch's shape, and note what the branch asks next."""
+        pools = [self.divider.pool(opened.shape, mode) for mode in branch.modes]
         plain = self.evaluator.modes[0]
-        answers = len(self.pool(opened.shape, plain).least)
-        answers += sum(len(pool.least) + len(pool.columns) for pool in pools)
+        answers = self._answers(opened, branch)
         if answers == branch.seen:
             if branch.asks:  # its prices are known, and nothing came of them
                 self._follow_order(opened, branch)
             return
         branch.seen = answers
         slopes = branch.slopes or self._slopes(opened, branch, None)
-        branch.bound_ns = max(branch.bound_ns, self._proven_ns(opened, branch, slopes, []))
-        if not self._is_open(opened, branch):
-            return
         if branch.ordered:
             self._divide(opened, branch)
             branch.done = True
@@ -413,8 +409,8 @@ class UniformLoop:
         self, opened: Opened, branch: PricedBranch, slopes: Slopes, multipliers: list[float]
     ) -> float:
         """Least step of a branch by the cuts of its shape, at the best price of memory."""
-        plain = self.pool(opened.shape, self.evaluator.modes[0])
-        pools = [self.pool(opened.shape, mode) for mode in branch.modes]
+        plain = self.divider.pool(opened.shape, self.evaluator.modes[0])
+        pools = [self.divider.pool(opened.shape, mode) for mode in branch.modes]
         every = {0.0, *multipliers}
         every.update(m for pool in pools for m in pool.multipliers(slopes, self.main))
         prices = np.array(sorted(every))
@@ -435,67 +431,10 @@ class UniformLoop:
     # -- plans ---------------------------------------------------------------------------------
 
     def _divide(self, opened: Opened, branch: PricedBranch) -> None:
-        """Divide the columns of a branch's modes that were not tried yet, in every way."""
-        for mode in branch.modes:
-            new = self._untried(opened, mode)
-            if not new:
-                continue
-            opened.tried.update((mode, options) for options in new)
-            plain = np.array([[self._rows(opened, mode, options) for options in new]])
-            figures = opened.even.figures(plain)
-            over = (figures.stage_bytes - opened.limits).max(axis=-1)
-            columns = [(mode, options) for options in new]
-            for way in range(len(opened.even.ways)):
-                dealt = figures.step_ns[way].tolist(), over[way].tolist(), plain[0], columns
-                opened.points.setdefault((mode, way), []).extend(map(Point, *dealt))
-            if (over > 0).any() and len(branch.modes) > 1 and mode == MODES[0]:
-                again = np.array([[self._rows(opened, MODES[-1], options) for options in new]])
-                figures = opened.even.fitted(plain, again, opened.limits)
-                over = (figures.stage_bytes - opened.limits).max(axis=-1)
-            self.record.count("divisions", over.size)
-            self._note(opened, mode, new, figures.step_ns, over, figures.recomputed)
-
-    def _note(
-        self,
-        opened: Opened,
-        mode: str,
-        columns: list[tuple[int, ...]],
-        step_ns: Floats,
-        over: Ints,
-        recomputed: Ints,
-    ) -> None:
-        """Keep the best of some divisions [C, V] if it is better than what is known."""
-        limit = int(opened.limits.min())
-        needed_bytes = limit + int(over.min())
-        if opened.short is None or opened.short.needed_bytes > needed_bytes:
-            opened.short = MemoryLimitError(needed_bytes, limit)
-        fits = np.where(over <= 0, step_ns, np.inf)
-        best_ns = opened.best_ns
-        for place in np.argsort(fits, axis=None, kind="stable").tolist():
-            way, column = divmod(place, len(columns))
-            if fits[way, column] >= best_ns:
-                break
-            layers = int(recomputed[way, column])
-            used = [(mode, columns[column])]
-            if layers:
-                used.append((MODES[-1], columns[column]))
-            division = Division(
-                chunks=opened.even.chunks(way, 0, 1 if layers else None, layers),
-                step_ns=float(fits[way, column]),
-                memory_bytes=int(limit + over[way, column]),
-                bound_ns=float(fits[way, column]),
-            )
-            group = [Solved(mode_, self._solution(opened, mode_, o)) for mode_, o in used]
-            runs = self.evaluator.runs(opened.candidate, group)
-            division = in_order(division, runs, opened.pipeline, self.evaluator.overlap)
-            if division.step_ns < best_ns:
-                opened.best, opened.used, best_ns = division, tuple(used), division.step_ns
-        self.hear(best_ns)
-
-    def _solution(self, opened: Opened, mode: str, options: tuple[int, ...]) -> Solution:
-        """A column of a mode, or of the plain one whose options are recomputed."""
-        pools = [self.pool(opened.shape, mode), self.pool(opened.shape, MODES[0])]
-        return next(pool.columns[options] for pool in pools if options in pool.columns)
+        """Divide the new columns of a branch."""
+        self.divider.divide(opened, branch, self.best_ns)
+        if not self.apart:
+            self.best_ns = min(self.best_ns, opened.best_ns)
 
     def outcomes(self) -> list[Outcome]:
         """Best plans of candidates, and bounds of all."""
@@ -511,7 +450,7 @@ class UniformLoop:
                 division=opened.best,
                 bound_ns=min(bound_ns, opened.best.step_ns),
                 solved=tuple(
-                    Solved(mode, self._solution(opened, mode, options))
+                    Solved(mode, self.divider.solution(opened, mode, options))
                     for mode, options in opened.columns
                 ),
             )

@@ -1,14 +1,47 @@
 """Uniform ranking: all candidates of a uniform space priced, those of three axes last."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 
+from millrace.planner.errors import InfeasibleError
+from millrace.planner.formatting import duration
 from millrace.planner.search.candidates import Candidate
-from millrace.planner.search.ranking import SQUEEZED, Ranker, Ranking, Widened
-from millrace.planner.search.uniform.lockstep import closed
+from millrace.planner.search.evaluation import Evaluator, Outcome
+from millrace.planner.search.ranking import SQUEEZED, Progress, Ranker, Ranking, Widened
+from millrace.planner.search.request import SearchRequest
+from millrace.planner.search.search_log import SearchLog
+from millrace.planner.search.uniform.lockstep import StoppedError, closed
+
+
+class SlowerError(InfeasibleError):
+    """No plan of a space is faster than one of another; `bound_ns` is its least step."""
+
+    def __init__(self, bound_ns: float) -> None:
+        self.bound_ns = bound_ns
+        super().__init__(f"no step below {duration(bound_ns)}")
 
 
 class UniformRanker(Ranker):
-    """One round over the candidates of a uniform space; parameters are those of `Ranker`."""
+    """One round over the candidates of a uniform space.
+
+    Parameters
+    ----------
+    request, evaluator, tell, record
+        As for `Ranker`.
+    best_ns : float
+        Step of a plan of another space, that plans have to be below.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        evaluator: Evaluator,
+        tell: Progress,
+        record: SearchLog,
+        best_ns: float = inf,
+    ) -> None:
+        super().__init__(request, evaluator, tell, record)
+        self.best_ns = best_ns
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:
         """Price candidates until no bound is below the best plan by more than a part of the gap."""
@@ -37,8 +70,15 @@ class UniformRanker(Ranker):
     def _close(
         self, candidates: Sequence[Candidate], best_ns: float | None = None, *, apart: bool = False
     ) -> None:
-        best_ns = self.ranking.best_ns if best_ns is None else best_ns
-        for outcome in closed(
-            self.evaluator, candidates, self.tell, self.record, best_ns=best_ns, apart=apart
-        ):
+        best_ns = min(self.ranking.best_ns, self.best_ns) if best_ns is None else best_ns
+        asked = self.evaluator, candidates, self.tell, self.record
+        try:
+            outcomes = closed(*asked, best_ns=best_ns, apart=apart)
+        except StoppedError as stopped:
+            self._add(stopped.outcomes)
+            raise
+        self._add(outcomes)
+
+    def _add(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
             self.ranking.add(outcome)

@@ -187,16 +187,16 @@ def test_selective_makes_again_what_a_framework_does(
 
 def test_of_both_ways_to_exchange_the_faster_is_taken() -> None:
     free, by_itself, beside = (
-        search(asked_of_experts("megatron-core", pp=1, **pins))
+        search(asked_of_experts("megatron-core", pp=1, max_gap=0.02, **pins))
         for pins in ({}, {"expert_overlap": False}, {"expert_overlap": True})
     )
     evidence = [plan.evidence for plan in (free, by_itself, beside)]
     steps = [each.objective_s for each in evidence if each is not None]
-    assert steps[0] == min(steps[1:])
+    assert steps[0] <= min(steps[1:]) * 1.02
     assert evidence[0] is not None
     other = evidence[0].alternatives[-1]
     assert "exchange" in other["plan"]
-    assert other["loss"] == pytest.approx(max(steps[1:]) / steps[0] - 1)
+    assert 0 < other["loss"] <= max(steps[1:]) / steps[0] - 1 + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from millrace.models.arrays import Ints
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.frameworks.framework_tables import capabilities
-from millrace.planner.search import SearchRequest, search
+from millrace.planner.search import SearchInterrupted, SearchRequest, search
 from millrace.planner.search.evaluation import Evaluator, Solved
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
 from millrace.planner.search.ranking import Ranker
@@ -134,3 +134,29 @@ def test_the_answer_is_the_same_in_one_process_and_in_two(monkeypatch: pytest.Mo
         answers.append(steps)
     assert len(every) > lockstep.FEW
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("name", ["megatron-core", "any"])
+def test_an_interrupted_search_has_its_best_plan_so_far(
+    name: str, forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lockstep, "can_fork", lambda: forks)
+    monkeypatch.setattr(lockstep, "FEW", 4)
+    told: list[str] = []
+
+    def interrupt(line: str) -> None:
+        told.append(line)
+        if "best step" in line and sum("best step" in each for each in told) == 1:
+            raise KeyboardInterrupt
+
+    request = request_of(GPT, 2, 8, max_gap=0.02, runs=capabilities(name))
+    with pytest.raises(SearchInterrupted) as stopped:
+        search(request, progress=interrupt)
+    evidence = stopped.value.plan.evidence
+    assert evidence is not None
+    assert evidence.bound_s <= evidence.objective_s
+    assert evidence.layers[0]["interrupted"]
+    finished = search(request)
+    assert finished.evidence is not None
+    assert evidence.bound_s <= finished.evidence.objective_s <= evidence.objective_s * (1 + 1e-9)
