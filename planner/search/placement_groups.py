@@ -19,6 +19,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.costs.group_topology import frame_of
 from millrace.planner.frameworks.capabilities import divided_blocks
+from millrace.planner.frameworks.framework_tables import has_account
 from millrace.planner.plan import block_runs
 from millrace.planner.search.candidates import Candidate, PipelineShape, candidates, wider
 from millrace.planner.search.rank_groups import PlacementGroup, Placing, alike
@@ -29,6 +30,9 @@ from millrace.planner.search.stages.shape import lifetime_counts
 # Versions of what a chunk sends and receives that no other of its bytes in flight covers: of what
 # it receives one more than it keeps, two of its gradient, and two of what it sends on or back.
 TRANSFERRED = 5
+# Gathered tensors of a chunk with places of their own, where activations are gathered again for the
+# backward pass: what it received, and the gradient of what it sent.
+GATHERED = 2
 ORDERED = 3  # so many groups are put in every order; more of them as listed and in reverse
 
 
@@ -277,9 +281,11 @@ class StageTransfers:
             return 0
         shape = pipeline.stages, pipeline.interleave, pipeline.microbatches
         most, once = pipeline.record.counts(*shape)[0], lifetime_counts(pipeline)
+        parts = prod(axis.size for axis in candidate.axes if axis.role == "tp" and axis.sequence)
+        gathered = GATHERED * parts if parts > 1 and has_account(self.cluster.software.name) else 0
         copies = [0] * pipeline.stages
         for position, (ever, (now, *_)) in enumerate(zip(most.tolist(), once, strict=True)):
-            copies[pipeline.stage_of(position)] += ever - now + TRANSFERRED
+            copies[pipeline.stage_of(position)] += ever - now + TRANSFERRED + gathered
         return max(copies) * self.handed_bytes(candidate.batch) // prod(candidate.sizes)
 
     def _row(self, order: tuple[int, ...], devices: int, stages: int, size: int) -> tuple[int, int]:
