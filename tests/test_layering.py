@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_894,
+    "planner": 22_917,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_407,
-    "tests": 51_055,
+    "tests": 51_067,
     "benchmarks": 10_333,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

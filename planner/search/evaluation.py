@@ -16,13 +16,13 @@ from millrace.models.graph import Graph
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import MODES
-from millrace.planner.plan import Variant, block_runs
+from millrace.planner.plan import block_runs
 from millrace.planner.schedules import PLAIN
 from millrace.planner.search.asking import TIE_BREAKER, Asker, prices, shared_prices
 from millrace.planner.search.blocks.block_milp import FigurePrices
 from millrace.planner.search.blocks.cost_tables import INFLIGHT, PERSISTENT
 from millrace.planner.search.blocks.solver import Solution
-from millrace.planner.search.blocks.variants import Handover, handover, variants
+from millrace.planner.search.blocks.variants import Handover, handover
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.joint import Solutions, joint_solutions
 from millrace.planner.search.joint.recompute_modes import by_mode, usual_mode
@@ -42,14 +42,14 @@ from millrace.planner.search.stages import (
     lower_bound_ns,
     memory_pressure_slowdown,
 )
+from millrace.planner.search.stages.even_layers import EvenLayers
 
 ALONE = FigurePrices(step=0.0, deferrable=0.0)  # what no schedule can defer
 NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to rank
 SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds include boxing
 SWEEPS, FEWER = 12, 8  # ascent's sweeps per program; where variants to mix, not bounds, come of it
-# Where memory is tight: prices of memory, as `TIE_BREAKER`. The first says how blocks hand tensors
-# on; the others, with their modes, are two groups that take about equally long. In the best plans
-# the usual mode is solved once more at `ALONE_PRICES`, and every other mode at the second of them.
+# Where memory is tight: its prices. The first says how blocks hand tensors on; the others are two
+# groups that take equally long. The best plans' usual mode is solved once more at `ALONE_PRICES`.
 FIRST_PRICE = 0.03
 MODE_PRICES = (
     (("none", 0.3), ("selective", 0.1)),
@@ -154,11 +154,25 @@ class Evaluator:
             return [error] * len(candidates)
         bounds = np.maximum(costs, self._floors(candidates, shapes, costs, cutoff_ns)).tolist()
         return [
-            bound / candidate.pipeline.stages + self.sends.waits_ns(candidate)
+            self._raised(candidate, bound / candidate.pipeline.stages)
             if np.isfinite(bound)
             else self.programs.refusal(shape, self.modes[0])
             for candidate, shape, bound in zip(candidates, shapes, bounds, strict=True)
         ]
+
+    def _raised(self, candidate: Candidate, bound_ns: float) -> float | InfeasibleError:
+        """Bound with what stages send, and on several kinds of device that of equal layers."""
+        bound_ns += self.sends.waits_ns(candidate)
+        shape, graph = self.shape(candidate), self.graph
+        if self.request.runs.mixed or len(shape.sites) == 1:
+            return bound_ns
+        try:
+            blocks = {block: graph.templates[block] for block in graph.blocks}
+            even = EvenLayers(blocks, self.sends.pipeline(candidate), self.request.runs.layers)
+        except InfeasibleError as error:
+            return error
+        times_ns = [self.programs.least_block_times_ns(p, self.modes[0]) for p in shape.parts]
+        return max(bound_ns, even.least_step_ns(np.array(times_ns)))
 
     def _floors(
         self,
@@ -364,20 +378,6 @@ class Evaluator:
             assert isinstance(again, SolvedPlan), "without a cutoff nothing is pruned"
             better.append(min(plan, again, key=lambda each: each.division.step_ns))
         return better
-
-    def variants(self, plan: SolvedPlan) -> tuple[Variant, ...]:
-        """Variants of a plan's solutions: per solution one of every template."""
-        shape = self.shape(plan.candidate)
-        return tuple(
-            variant
-            for solved in plan.solved
-            for variant in variants(
-                self.programs.space(shape, solved.mode),
-                self.graph,
-                solved.solution.options,
-                solved.mode,
-            )
-        )
 
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""

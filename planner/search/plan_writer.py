@@ -5,8 +5,9 @@ from msgspec.structs import replace
 from millrace.models.graph import Graph
 from millrace.planner.mesh import Axis, Mesh
 from millrace.planner.parallel_degrees import HYBRID, axis_roles, roles
-from millrace.planner.plan import BlockChoice, Chunk, Plan
+from millrace.planner.plan import BlockChoice, Chunk, Plan, Variant
 from millrace.planner.schedules import stage_of
+from millrace.planner.search.blocks.variants import variants as variants_of
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import ordered
@@ -28,7 +29,7 @@ def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
         Division of the blocks, and the solutions that it numbers.
     """
     request, graph = evaluator.request, evaluator.graph
-    variants = evaluator.variants(solved)
+    variants = solution_variants(evaluator, solved)
     candidate, pipeline = solved.candidate, solved.candidate.pipeline
     templates = len({graph.templates[block] for block in graph.blocks})
     place = {variant.template: index for index, variant in enumerate(variants[:templates])}
@@ -70,6 +71,29 @@ def write_plan(evaluator: Evaluator, solved: SolvedPlan) -> Plan:
     )
     plan = only_used(plan)
     return replace(plan, mesh=named_mesh(plan, graph))
+
+
+def solution_variants(evaluator: Evaluator, plan: SolvedPlan) -> tuple[Variant, ...]:
+    """Variants of a plan's solutions: per solution one of every template.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+        That of the search.
+    plan : SolvedPlan
+        Its candidate and solutions.
+    """
+    shape = evaluator.shape(plan.candidate)
+    return tuple(
+        variant
+        for solved in plan.solved
+        for variant in variants_of(
+            evaluator.programs.space(shape, solved.mode),
+            evaluator.graph,
+            solved.solution.options,
+            solved.mode,
+        )
+    )
 
 
 def disobeyed(plan: Plan, graph: Graph, pins: Pins) -> str:

@@ -277,6 +277,7 @@ class Programs:
 
     def least_block_times_ns(self, shape: Shape, mode: str) -> Floats:
         """Least times [T] of one block of every template for a microbatch, without boxing."""
+        self.price([shape], mode)
         strategy_costs, row = self._priced[mode, shape]
         if id(strategy_costs) not in self._least_blocks:
             self._least_blocks[id(strategy_costs)] = least_block_times(strategy_costs)

@@ -137,6 +137,12 @@ class EvenLayers:
             recomputed=layers,
         )
 
+    def least_step_ns(self, block_times: Floats) -> float:
+        """Least step of any way in which blocks take such times [D, T], on each kind of device."""
+        block = np.zeros((len(block_times), 1, len(self.templates), COLUMNS), np.int64)
+        block[..., TIME] = block[..., DEFERRED] = block_times[:, None]  # no more can be deferred
+        return float(self.figures(block).step_ns.min())
+
     def _deferred_ns(self, blocks: Ints) -> Floats:
         """Time of blocks [...] that the schedule takes out of the ramp, as `shape.deferred_ns`."""
         if not self.pipeline.defers_weight_gradients:

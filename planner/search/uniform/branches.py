@@ -72,7 +72,7 @@ class Opened:
     ----------
     even : EvenLayers
     limits : array [S]
-        Bytes that blocks may take of every stage.
+        Bytes that blocks may take of every stage; `besides` is what each takes besides.
     rows : dict
         Figures [T, F] of a block by column.
     tried : set
@@ -90,6 +90,7 @@ class Opened:
     pipeline: Pipeline
     even: EvenLayers
     limits: Ints
+    besides: int
     branches: list[PricedBranch]
     rows: dict[Column, Ints] = field(default_factory=dict)
     tried: set[Column] = field(default_factory=set)

@@ -109,12 +109,14 @@ class ColumnDivider:
     ) -> None:
         """Keep the best of some divisions [C, V] if it is better than what is known."""
         step_ns, recomputed = figures.step_ns, figures.recomputed
-        over = (figures.stage_bytes - opened.limits).max(axis=-1)
+        beyond = figures.stage_bytes - opened.limits
+        over = beyond.max(axis=-1)
         self.record.count("divisions", over.size)
-        limit = int(opened.limits.min())
+        limit = int(opened.limits.min()) + opened.besides
         needed_bytes = limit + int(over.min())
         if opened.short is None or opened.short.needed_bytes > needed_bytes:
-            opened.short = MemoryLimitError(needed_bytes, limit)
+            stage = beyond.reshape(-1, beyond.shape[-1])[over.argmin()].argmax()
+            opened.short = MemoryLimitError(needed_bytes, limit, int(stage))
         fits = np.where(over <= 0, step_ns, np.inf)
         best_ns = opened.best_ns
         for place in np.argsort(fits, axis=None, kind="stable").tolist():

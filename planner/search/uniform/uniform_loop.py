@@ -216,6 +216,7 @@ class UniformLoop:
                 pipeline=pipeline,
                 even=even,
                 limits=np.array([limits[kind] - besides for kind in pipeline.kinds]),
+                besides=besides,
                 branches=[
                     PricedBranch(modes=modes, way=way, bound_ns=bound)
                     for modes in self._branches()

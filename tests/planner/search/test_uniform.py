@@ -65,6 +65,20 @@ def test_no_division_is_below_the_slopes_of_another(pipeline: Pipeline, others: 
                 assert kept_bytes <= figures.stage_bytes[way, 0].max() * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline.schedule)
+def test_no_division_over_two_kinds_of_device_is_below_that_of_the_least_times(
+    pipeline: Pipeline,
+) -> None:
+    rng = np.random.default_rng(7)
+    kinds = (0,) * (pipeline.stages - 1) + (1,)
+    even = EvenLayers(BLOCKS, replace(pipeline, kind_of_stage=kinds), "ends")
+    for _ in range(60):
+        block = rng.integers(1, 1000, (2, 1, len(even.templates), COLUMNS))
+        block[..., DEFERRED] = rng.integers(0, block[..., TIME] + 1)
+        least_ns = even.least_step_ns(rng.uniform(0, 1, (2, 1)) * block[:, 0, :, TIME])
+        assert least_ns <= even.figures(block).step_ns.min()
+
+
 def asked(limit_share: float) -> SearchRequest:
     """Question whose memory is a share of what the free plan comes to."""
     runs = capabilities("megatron-core")
