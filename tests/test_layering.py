@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_917,
+    "planner": 22_963,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_407,
-    "tests": 51_067,
+    "tests": 51_091,
     "benchmarks": 10_333,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -6,6 +6,7 @@ to date.
 
 import json
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def schema(document: type) -> dict[str, Any]:
     """JSON Schema of a document's type; a file may name it, what lies inside another may not."""
     generated = msgspec.json.schema(document)
     kinds = generated["$defs"]
+    for kind in kinds.values():
+        if "description" in kind:  # docstrings, which some versions of msgspec give as indented
+            kind["description"] = cleandoc(kind["description"])
     name = generated["$ref"].rpartition("/")[2]
     root = kinds[name]
     within = json.dumps([root, *(kind for other, kind in kinds.items() if other != name)])

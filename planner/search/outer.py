@@ -54,6 +54,7 @@ from millrace.planner.search.search_log import (
     SearchResult,
     layers,
 )
+from millrace.planner.search.uniform.site_bounds import site_bounds_ns
 from millrace.planner.search.uniform.uniform_ranking import SlowerError, UniformRanker
 
 
@@ -310,6 +311,14 @@ def _proven(
         oracle = BlockOracle(evaluator.programs, evaluator.modes)
         return BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
 
+    if not evaluator.request.runs.mixed:
+        open_ns = {
+            candidate: floor
+            for candidate, floor in floors.items()
+            if floor * (1 + max_gap) < best_ns and len(evaluator.shape(candidate).sites) > 1
+        }
+        floors = floors | site_bounds_ns(evaluator, open_ns)
+        record.count("programs at prices", len(open_ns))
     proof = prove(loops, floors, best_ns, max_gap, tell)
     record.count("programs at prices", proof.block_programs)
     record.count("linear programs", proof.linear_programs)

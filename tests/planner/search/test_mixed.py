@@ -10,15 +10,18 @@ from millrace.models.graph import to_json
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.cluster import Cluster, Device, NodeGroup
-from millrace.planner.clusters import parse_cluster
+from millrace.planner.clusters import framework, parse_cluster
+from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.memory import device_overhead_bytes, plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.asking import shared_prices
 from millrace.planner.search.candidates import candidates
 from millrace.planner.search.evaluation import Evaluator, Solved, SolvedPlan
-from millrace.planner.search.placement_groups import placed, placings, usable_bytes
+from millrace.planner.search.placement_groups import candidates_of, placed, placings, usable_bytes
 from millrace.planner.search.programs import Ask
+from millrace.planner.search.uniform.outcomes import outcomes_of
+from millrace.planner.search.uniform.site_bounds import site_bounds_ns
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of
 
@@ -180,3 +183,25 @@ def test_a_single_microbatch_which_is_all_ramp_is_divided_without_a_warning() ->
     plan = search(request(global_batch=1, pins=Pins(recompute="full")))
     assert plan.microbatches == 1
     assert sum(layers_by_device(plan).values()) == 16
+
+
+def test_bounds_of_equal_layers_are_below_all_plans_and_near_the_best() -> None:
+    cluster = replace(MIXED, software=framework("megatron-core"))
+    asked = request(cluster, pins=Pins(), runs=capabilities("megatron-core"))
+    evaluator = Evaluator(asked, build_training(GPT, asked.training, asked.global_batch))
+    every = [c for c in candidates_of(asked, evaluator.graph) if len(evaluator.shape(c).sites) > 1]
+    solved = {
+        candidate: outcome
+        for candidate, outcome in outcomes_of(evaluator, every).items()
+        if isinstance(outcome, SolvedPlan)
+    }
+    assert solved
+    plain_ns = dict(zip(solved, evaluator.lower_bounds_ns([*solved]), strict=True))
+    bounds_ns = site_bounds_ns(
+        evaluator, {c: ns for c, ns in plain_ns.items() if isinstance(ns, float)}
+    )
+    assert bounds_ns.keys() == solved.keys()
+    for candidate, bound_ns in bounds_ns.items():
+        assert bound_ns <= solved[candidate].division.step_ns
+    best_ns = min(outcome.division.step_ns for outcome in solved.values())
+    assert min(bounds_ns.values()) > 0.8 * best_ns
