@@ -116,8 +116,9 @@ class Ranker:
     def stop(self) -> None:
         """Leave what was not looked at yet, with the bounds that are known."""
         looked_at = {outcome.candidate for outcome in self.ranking.everything}
-        left = [bounded for bounded in self._waiting if bounded[0] not in looked_at]
-        self.ranking.pruned += [Pruned(*bounded, STOPPED) for bounded in left]
+        for candidate, bound_ns in self._waiting:
+            if candidate not in looked_at:
+                self.ranking.pruned.append(Pruned(candidate, bound_ns, STOPPED))
         self.ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)
 
     def rank(self, everything: tuple[Candidate, ...], widened: Widened | None = None) -> Ranking:

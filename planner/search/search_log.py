@@ -180,6 +180,7 @@ def layers(
             **_proof(division.step_ns, bounds_ns[1]),
             "block_programs": did.get("programs at prices", 0),
             "linear_programs": did.get("linear programs", 0),
+            **({"false_bounds": did["false bounds"]} if did.get("false bounds") else {}),
             "held_by": held_by,
         },
     )

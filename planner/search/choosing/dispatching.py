@@ -85,7 +85,9 @@ def faster(
         Bounds of ways to the experts in which no plan is near these, seconds.
     """
     best, *others = sorted(plans, key=lambda pair: _step_s(pair[0]))
-    (plan, answer) = best
+    if not (others or beaten_s):
+        return best
+    plan, answer = best
     assert plan.evidence is not None, "the search writes its evidence"
     bounds, alternatives = [plan.evidence.bound_s], list(plan.evidence.alternatives)
     way = "by itself" if overlaps(plan.cluster.software) else "beside other products"

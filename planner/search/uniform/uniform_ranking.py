@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.formatting import duration
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Outcome
 from millrace.planner.search.ranking import SQUEEZED, Progress, Ranker, Ranking, Widened
@@ -18,7 +17,7 @@ class SlowerError(InfeasibleError):
 
     def __init__(self, bound_ns: float) -> None:
         self.bound_ns = bound_ns
-        super().__init__(f"no step below {duration(bound_ns)}")
+        super().__init__("no plan is faster than one of another space")
 
 
 class UniformRanker(Ranker):
