@@ -81,7 +81,7 @@ def test_what_pages_say_of_the_code_is_there() -> None:
 
 def test_a_page_that_has_gone_stale_is_told() -> None:
     fine = """See [outer.py](planner/search/outer.py): `search`,
-    `_best`, [search/ranking.py](planner/search/ranking.py): `Ranker.rank`, `planner/search/`,
+    `_best`, [ranker.py](planner/search/ranking/ranker.py): `Ranker.rank`, `planner/search/`,
     `planner/catalogue/*.toml`, `millrace plan` and `python -m benchmarks.planner.pipelines`.
     """
     assert list(faults(fine, ROOT)) == []

@@ -86,12 +86,12 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_966,
+    "planner": 22_870,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_407,
-    "tests": 51_091,
-    "benchmarks": 10_333,
+    "tests": 51_120,
+    "benchmarks": 10_290,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

@@ -134,30 +134,6 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.2%}"
 
 
-def bounds_header() -> str:
-    """Names of the columns of `bounds_line`."""
-    names = ("step s", "obj s", "ranked s", "gap", "proven s", "gap", "step gap", "seconds")
-    left = f"{'question':16}{'framework':14}" + "".join(f"{name:>9}" for name in names)
-    return f"{left}  programs"
-
-
-def bounds_line(question: str, framework: str, document: Document) -> str:
-    """Line of a plan's step and cost, with the bounds of ranking and of cuts and the gaps to them.
-
-    The last gap is that of the simulated step; programs are those of blocks, and linear ones.
-    """
-    layers = {layer["name"]: layer for layer in document["layers"]}
-    ranked, proof = layers["shapes"], layers["proof"]
-    step_s, objective_s = document["step_time_s"], document["objective"]
-    cells = [_seconds(s) for s in (step_s, objective_s, ranked["bound_s"])]
-    cells += [_share(ranked["gap"]), _seconds(proof["bound_s"]), _share(proof["gap"])]
-    cells += [_share(step_s / proof["bound_s"] - 1), f"{proof['seconds']:.1f}"]
-    programs = f"{proof['block_programs']:,} + {proof['linear_programs']:,}"
-    return (
-        f"{question:16}{framework:14}" + "".join(f"{cell:>9}" for cell in cells) + f"  {programs}"
-    )
-
-
 def summary(rows: Sequence[PrintedRow]) -> str:
     """Line that says how many rows have which mark."""
     kinds = ("no plan", "seconds over", "gap over", "slower plan")

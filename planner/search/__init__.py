@@ -2,9 +2,9 @@
 
 Comes in: a `SearchRequest`. Goes out: a `Plan` (or an InfeasibleError that names what binds).
 
-Read first `outer.py`, then `uniform/` (equal layers) or `ranking.py` (any others): candidates, and
-how they are compared. Below lie `blocks/` (one signature per op), `stages/` (blocks over pipeline
-stages), `joint/` (both at once, where small) and `decomposition/` (cuts and columns, for bounds).
+Read first `outer.py`, then `ranking/` and its loops over candidates, in `uniform/` (equal layers)
+and `decomposition/` (blocks that mix variants, by cuts and columns). Below lie `blocks/` (one
+signature per op), `stages/` (blocks over pipeline stages) and `joint/` (both at once, where small).
 """
 
 from millrace.planner.search.choosing import Pure

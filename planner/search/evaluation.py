@@ -6,7 +6,7 @@ of recomputation and at several prices, and the stages mix what comes of it.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from millrace.planner.search.blocks.solver import Solution
 from millrace.planner.search.blocks.variants import Handover, handover
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.joint import Solutions, joint_solutions
-from millrace.planner.search.joint.recompute_modes import by_mode, usual_mode
+from millrace.planner.search.joint.recompute_modes import by_mode
 from millrace.planner.search.meshes import FREE_AXES_MAX
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import StageTransfers, room, usable_bytes
@@ -49,14 +49,12 @@ NEAR = 1.02  # plans up to so much slower are solved too, for the simulator to r
 SWEPT_FIRST = 50  # from so many candidates, or with more than two axes, bounds include boxing
 SWEEPS, FEWER = 12, 8  # ascent's sweeps per program; where variants to mix, not bounds, come of it
 # Where memory is tight: its prices. The first says how blocks hand tensors on; the others are two
-# groups that take equally long. The best plans' usual mode is solved once more at `ALONE_PRICES`.
+# groups that take equally long.
 FIRST_PRICE = 0.03
 MODE_PRICES = (
     (("none", 0.3), ("selective", 0.1)),
     (("full", 0.1), ("full", 3.0)),
 )
-ALONE_PRICES = (0.3, 0.1, 1.0)
-POLISHED = 1.03  # a plan up to this times its own bound has little to gain by that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +108,11 @@ class Evaluator:
         The training graph, of any batch.
     dividing : callable, optional
         Context in which every division into stages is made, for a caller that counts and times.
+
+    Attributes
+    ----------
+    slowdowns : dict
+        Times that the bound of a candidate is expected to be exceeded where memory is short.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Evaluator:
         self._loose = request.max_gap / 2  # gap of programs whose solutions are mixed
         self.overlap = hidden_share(request.cluster) if request.max_gap else None  # None: exact
         self.asker = Asker(request, self.programs, self.modes[0])
-        self._dearer: dict[Candidate, float] = {}
+        self.slowdowns: dict[Candidate, float] = {}
 
     def under(self, pins: Pins) -> "Evaluator":
         """An evaluator of the same question under other pins, made once."""
@@ -209,7 +212,7 @@ class Evaluator:
         ):
             if not isinstance(solution, float):
                 share = self._held_share(candidates[place], solution, limit)
-                self._dearer[candidates[place]] = memory_pressure_slowdown(
+                self.slowdowns[candidates[place]] = memory_pressure_slowdown(
                     candidates[place].pipeline, share
                 )
             candidate_prices = prices(candidates[place].pipeline)
@@ -228,7 +231,7 @@ class Evaluator:
 
     def estimate_ns(self, candidate: Candidate, bound_ns: float) -> float:
         """Estimate of a candidate's step, by its bound and what room would cost; proves nothing."""
-        return bound_ns * self._dearer.get(candidate, 1.0)
+        return bound_ns * self.slowdowns.get(candidate, 1.0)
 
     def _held_share(self, candidate: Candidate, solution: Solution, limits: Limits) -> float:
         """Bytes that all stages hold with a solution, as a share of the room there is."""
@@ -268,7 +271,7 @@ class Evaluator:
                 short = memory_pressure_slowdown(
                     candidate.pipeline, error.needed_bytes / max(error.limit_bytes, 1)
                 )
-                self._dearer[candidate] = max(1.0, uneven) * short
+                self.slowdowns[candidate] = max(1.0, uneven) * short
                 outcomes.append((candidate, bound))
             except InfeasibleError as error:
                 outcomes.append(Refused(candidate, error))
@@ -340,44 +343,6 @@ class Evaluator:
                 outcomes.append(outcome)
                 best_ns = self._lowered(best_ns, outcome)
         return outcomes
-
-    def polish(self, plans: Sequence[SolvedPlan], limits: Sequence[Limits]) -> list[SolvedPlan]:
-        """Divide anew with more to mix: modes as they are best alone, where bytes cost more.
-
-        The usual mode of each plan comes first, and says how blocks of the others hand on.
-        """
-        groups = [list(plan.solved) for plan in plans]
-        usual = [usual_mode(plan.division, [s.mode for s in plan.solved]) for plan in plans]
-        handed: list[Handover] = [()] * len(plans)
-        for first in (True, False):
-            asked: list[tuple[int, Ask]] = []
-            for number, plan in enumerate(plans):
-                if plan.division.step_ns <= POLISHED * plan.bound_ns:
-                    continue
-                mode_prices = [(usual[number], share) for share in ALONE_PRICES]
-                others = [(mode, ALONE_PRICES[1]) for mode in self.modes if mode != usual[number]]
-                for mode, share in mode_prices[:1] if first else mode_prices[1:] + others:
-                    asks = self.asker.asks([plan.candidate], mode, share, [float("inf")])
-                    asked.append((number, replace(asks[0], handover=handed[number])))
-            solutions = self.programs.solve_many([ask for _, ask in asked], SWEEPS, self._loose)
-            for (number, ask), solution in zip(asked, solutions, strict=True):
-                if not isinstance(solution, float):
-                    groups[number].append(Solved(ask.mode, solution))
-                    if first:
-                        space = self.programs.space(ask.shape, ask.mode)
-                        handed[number] = handover(space, solution.options)
-        better: list[SolvedPlan] = []
-        for plan, limit, group in zip(plans, limits, groups, strict=True):
-            again: Outcome = plan
-            if len(group) == len(plan.solved):
-                better.append(plan)
-                continue
-            with suppress(InfeasibleError):  # where there is too much to mix, less of it is tried
-                group = self._with_recomputed(_distinct(group))
-                again = self._divide_blocks(plan.candidate, group, limit, plan.bound_ns)
-            assert isinstance(again, SolvedPlan), "without a cutoff nothing is pruned"
-            better.append(min(plan, again, key=lambda each: each.division.step_ns))
-        return better
 
     def options(self, candidate: Candidate) -> int:
         """Size of a candidate's block program."""

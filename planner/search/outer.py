@@ -1,6 +1,6 @@
 """The outer search: every candidate shape bounded, solved where its bound is not enough, compared.
 
-Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking.py`).
+Candidates (stages, mesh, microbatch, schedule) are ranked by the planner's own cost (`ranking/`).
 The best few are settled: divided by figures that are measured on their own plans
 (`choosing/settling.py`). The best of these are ranked anew by a simulator, which is handed in as a
 function.
@@ -22,12 +22,9 @@ from millrace.planner.search.choosing import Checked, Progress, Simulate, check_
 from millrace.planner.search.choosing.dispatching import dispatching, faster
 from millrace.planner.search.choosing.settling import fullest
 from millrace.planner.search.choosing.simplest import simplest
-from millrace.planner.search.decomposition.block_oracle import BlockOracle
-from millrace.planner.search.decomposition.loop import BoundLoop
-from millrace.planner.search.decomposition.proof import Proof, prove
 from millrace.planner.search.evaluation import NEAR, Evaluator, Refused
 from millrace.planner.search.placement_groups import candidates_of
-from millrace.planner.search.ranking import Ranker, Ranking
+from millrace.planner.search.ranking.ranker import Ranker, Ranking, SlowerError
 from millrace.planner.search.report.alternatives import (
     BLOCK_TIMES,
     PLANNER,
@@ -47,15 +44,12 @@ from millrace.planner.search.report.suggestions import (
 )
 from millrace.planner.search.request import MemoryLimitError, SearchRequest
 from millrace.planner.search.search_log import (
-    PROOF,
     SIMULATION,
     PlanComparison,
     SearchLog,
     SearchResult,
     layers,
 )
-from millrace.planner.search.uniform.site_bounds import site_bounds_ns
-from millrace.planner.search.uniform.uniform_ranking import SlowerError, UniformRanker
 
 
 def search(
@@ -200,7 +194,7 @@ class _SearchRounds:
         asked = request, self.evaluator, self.tell, self.record
         while self.everything:
             self.record.count("rounds")
-            self.ranker = UniformRanker(*asked, best_ns) if request.uniform else Ranker(*asked)
+            self.ranker = Ranker(*asked, best_ns)
             ranking = self.ranker.rank(self.everything, self._widened)
             if not ranking.solved_plans:
                 if best_ns < inf and ranking.bound_ns < inf:
@@ -222,7 +216,6 @@ class _SearchRounds:
 
     def so_far(self) -> Plan | None:
         """Best plan of what was ranked; None where nothing of it fits as it is laid out."""
-        self.ranker.stop()
         ranking = self.ranker.ranking
         if not ranking.solved_plans:
             return None
@@ -234,11 +227,12 @@ class _SearchRounds:
             )
             best = fastest(self.checked)
         self.record.count("interrupted")
-        return self._returned(best, self._left(), best.time_s) if best else None
+        return self._returned(best, best.time_s) if best else None
 
     def _keep_floors(self) -> None:
         for outcome in self.ranker.ranking.everything:
-            self.floors.setdefault(outcome.candidate, outcome.bound_ns)
+            floor = self.floors.get(outcome.candidate, 0.0)
+            self.floors[outcome.candidate] = max(floor, outcome.bound_ns)
 
     def _left(self) -> dict[Candidate, float]:
         """Bounds of candidates that could be plans."""
@@ -251,23 +245,16 @@ class _SearchRounds:
         return [candidate for candidate in wide_candidates if candidate not in self.barred]
 
     def _chosen(self, best: Checked) -> Plan:
-        """The plan, once bounds are raised, and what they promise or is simpler is looked at."""
-        evaluator, ranker, record = self.evaluator, self.ranker, self.record
-        with record.layer(PROOF):
-            proof = _proven(evaluator, self._left(), best, self.tell, record)
-        if more := ranker.reconsider(proof.mixed_ns, best.solved_plan.division.step_ns):
-            with record.layer(SIMULATION):
-                self.checked = check_plans(evaluator, more, self.simulate, self.tell, self.checked)
-            best = fastest(self.checked) or best
+        """The plan, once what is simpler is looked at."""
         fastest_s = best.time_s
         if self.request.simpler_within:
-            with record.layer(SIMULATION):
+            with self.record.layer(SIMULATION):
                 best, self.checked = simplest(
-                    evaluator, ranker, self.checked, best, self.simulate, self.tell
+                    self.evaluator, self.ranker, self.checked, best, self.simulate, self.tell
                 )
-        return self._returned(best, proof.bounds_ns, fastest_s)
+        return self._returned(best, fastest_s)
 
-    def _returned(self, best: Checked, proven_ns: dict[Candidate, float], fastest_s: float) -> Plan:
+    def _returned(self, best: Checked, fastest_s: float) -> Plan:
         _note(self.record, self.request, self.checked)
         ranking = self.ranker.ranking
         self.record.answer = SearchResult(
@@ -275,8 +262,8 @@ class _SearchRounds:
             chosen=best.solved_plan,
             solved_plans=tuple(ranking.solved_plans),
         )
-        bounds_ns, simulated = (self._left(), proven_ns), self.simulate is not None
-        return _best(best, self.checked, ranking, bounds_ns, self.record, simulated, fastest_s)
+        simulated = self.simulate is not None
+        return _best(best, self.checked, ranking, self._left(), self.record, simulated, fastest_s)
 
     def _bar(self, failed: Checked) -> Refused:
         """Leave a candidate whose plan is no good, and say why."""
@@ -293,36 +280,6 @@ def _note(record: SearchLog, request: SearchRequest, checked: list[Checked]) -> 
     record.compared += _compared(request, checked)
     record.count("simulated", sum(bool(plan.prediction) for plan in checked))
     record.count("simulated and refused", sum(bool(plan.reason) for plan in checked))
-
-
-def _proven(
-    evaluator: Evaluator,
-    floors: dict[Candidate, float],
-    best: Checked,
-    tell: Progress,
-    record: SearchLog,
-) -> Proof:
-    """Bounds of all candidates, those that leave a gap raised, and what their columns promise."""
-    max_gap, best_ns = evaluator.request.max_gap, best.solved_plan.division.step_ns
-    if not max_gap or evaluator.request.uniform:  # by refining them all, by pricing them all
-        return Proof(bounds_ns=floors, mixed_ns={}, block_programs=0, linear_programs=0)
-
-    def loops() -> BoundLoop:
-        oracle = BlockOracle(evaluator.programs, evaluator.modes)
-        return BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
-
-    if not evaluator.request.runs.mixed:
-        open_ns = {
-            candidate: floor
-            for candidate, floor in floors.items()
-            if floor * (1 + max_gap) < best_ns and len(evaluator.shape(candidate).sites) > 1
-        }
-        floors = floors | site_bounds_ns(evaluator, open_ns)
-        record.count("programs at prices", len(open_ns))
-    proof = prove(loops, floors, best_ns, max_gap, tell)
-    record.count("programs at prices", proof.block_programs)
-    record.count("linear programs", proof.linear_programs)
-    return proof
 
 
 def _compared(request: SearchRequest, checked: list[Checked]) -> Iterator[PlanComparison]:
@@ -345,19 +302,16 @@ def _best(
     best: Checked,
     checked: list[Checked],
     ranking: Ranking,
-    bounds_ns: tuple[dict[Candidate, float], dict[Candidate, float]],
+    bounds_ns: dict[Candidate, float],
     record: SearchLog,
     simulated: bool,
     fastest_s: float,
 ) -> Plan:
-    """The best plan, with what it was compared with.
-
-    Bounds are those of all candidates, by ranking and as proven then.
-    """
+    """The best plan, with what it was compared with, and the bounds of all candidates."""
     assert record.answer is not None, "filled before"
     objective_ns = best.solved_plan.division.step_ns
-    ranked_ns, bound_ns = (min(objective_ns, *bounds.values()) for bounds in bounds_ns)
-    held_by = min(bounds_ns[1], key=bounds_ns[1].__getitem__).text
+    bound_ns = min(objective_ns, *bounds_ns.values())
+    held_by = min(bounds_ns, key=bounds_ns.__getitem__).text
     evidence = Evidence(
         objective_s=objective_ns / 1e9,
         bound_s=bound_ns / 1e9,
@@ -376,7 +330,7 @@ def _best(
             best.solved_plan,
             ranking.pruned,
             ranking.refused,
-            (ranked_ns, bound_ns),
+            bound_ns,
             held_by,
         ),
         simplicity_loss=max(best.time_s / fastest_s - 1, 0.0),

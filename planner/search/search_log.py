@@ -7,8 +7,10 @@ beside it: the search itself reads no clock.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
+from millrace.planner.formatting import counted, duration, percent
 from millrace.planner.search.evaluation import Evaluator, Pruned, Refused, SolvedPlan
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
@@ -117,12 +119,33 @@ class SearchLog:
         self._since = now
 
 
+class Standing(NamedTuple):
+    """Standing of a loop: the best step, the lowest bound of what is open, and how many are."""
+
+    best_ns: float = inf
+    bound_ns: float = inf
+    left: int = 0
+    total: int = 0
+
+    def and_of(self, other: "Standing") -> "Standing":
+        """Standing of two loops together."""
+        least = min(self.best_ns, other.best_ns), min(self.bound_ns, other.bound_ns)
+        return Standing(*least, self.left + other.left, self.total + other.total)
+
+    def __str__(self) -> str:
+        open_now = f"{self.left:,} of {counted(self.total, 'candidates')} are open"
+        if self.best_ns == inf:
+            return f"{open_now}, no plan yet"
+        gap = max(self.best_ns / min(self.bound_ns, self.best_ns) - 1, 0.0)
+        return f"{open_now}, best step {duration(self.best_ns)}, gap {percent(gap)}"
+
+
 def layers(
     record: SearchLog,
     chosen: SolvedPlan,
     pruned: list[Pruned],
     refused: list[Refused],
-    bounds_ns: tuple[float, float],
+    bound_ns: float,
     held_by: str,
 ) -> tuple[Document, ...]:
     """Documents of what every layer did and proved, in numbers that repeat.
@@ -137,8 +160,8 @@ def layers(
         Candidates that were not solved to their end, in the last round.
     refused : list of Refused
         Candidates without a plan, in the last round.
-    bounds_ns : tuple of float
-        The lowest over all candidates, by ranking and as proven then; nanoseconds of a step.
+    bound_ns : float
+        The lowest over all candidates; nanoseconds of a step.
     held_by : str
         The candidate that has the lowest proven bound, as its `text` names it.
     """
@@ -152,7 +175,7 @@ def layers(
     return (
         {
             "name": SHAPES,
-            **_proof(division.step_ns, bounds_ns[0]),
+            **_proof(division.step_ns, bound_ns),
             **{name: did.get(name, 0) for name in ("candidates", "bounded", "solved")},
             **{name: did.get(name, 0) for name in ("squeezed", "refined", "rounds")},
             **({"interrupted": True} if did.get("interrupted") else {}),
@@ -177,7 +200,7 @@ def layers(
         },
         {
             "name": PROOF,
-            **_proof(division.step_ns, bounds_ns[1]),
+            **_proof(division.step_ns, bound_ns),
             "block_programs": did.get("programs at prices", 0),
             "linear_programs": did.get("linear programs", 0),
             **({"false_bounds": did["false bounds"]} if did.get("false bounds") else {}),

@@ -31,11 +31,11 @@ from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Limits, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.plan_writer import write_plan
+from millrace.planner.search.ranking.outcomes import roomier
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.stages import BlockRun, Division, VariantFigures, in_order
 from millrace.planner.search.stages.measured_steps import measured_step_ns
 from millrace.planner.search.stages.shape import peak_bytes, stage_bytes, step_time_ns
-from millrace.planner.search.uniform.outcomes import roomier
 
 LAID_OUT = 4  # divisions that are laid out until one fits
 DEAR = 0.003  # variants of less memory are looked for to save this share of a step; by eye

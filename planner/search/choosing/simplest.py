@@ -22,7 +22,7 @@ from millrace.planner.search.choosing.checked_plans import (
 )
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.plan_writer import write_plan
-from millrace.planner.search.ranking import Ranker
+from millrace.planner.search.ranking.ranker import Ranker
 
 # Difference of two plans' steps, as a share of the shorter, that half of the published runs which
 # differ in one setting were predicted closer than (docs/accuracy.md: 386 pairs, 2026-11).

@@ -15,16 +15,18 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.models.arrays import Floats, Ints
-from millrace.planner.search.blocks.cost_tables import stacked, take
+from millrace.planner.search.blocks.cost_tables import INFLIGHT, PERSISTENT, stacked, take
 from millrace.planner.search.blocks.dual_ascent import DualAscent
 from millrace.planner.search.blocks.variants import Options
 from millrace.planner.search.decomposition.template_tables import (
+    BETWEEN,
     TemplateTables,
     table_prices,
     template_tables,
 )
 from millrace.planner.search.programs import GROUP, Programs, Shape
 
+BYTES = (PERSISTENT, INFLIGHT, BETWEEN)
 NOTHING = -1  # in place of an option where no solution was read off
 
 
@@ -34,6 +36,11 @@ class PriceAsk(NamedTuple):
     shape: Shape
     template: str
     prices: tuple[float, ...]
+
+    @property
+    def is_of_time(self) -> bool:
+        """True if nothing but time has a price: what runs nothing twice is the cheapest then."""
+        return not any(self.prices[figure] for figure in BYTES)
 
 
 class Column(NamedTuple):
@@ -97,16 +104,19 @@ class BlockOracle:
         self._asked.update(new)
         alike: dict[object, list[PriceAsk]] = {}
         for ask in new:
-            alike.setdefault((ask.shape.kinds, ask.template), []).append(ask)
+            alike.setdefault((ask.shape.kinds, ask.template, ask.is_of_time), []).append(ask)
         for members in alike.values():
             for first in range(0, len(members), GROUP):
                 self._answer(members[first : first + GROUP])
         return len(new)
 
     def _answer(self, asks: list[PriceAsk]) -> None:
-        """Solve programs of one space together, mode by mode; the least of all modes is a cut."""
+        """Solve programs of one space together, mode by mode; the least of all modes is a cut.
+
+        Those of time alone are solved in the mode that runs least twice.
+        """
         bounds, costs = np.full((2, len(asks)), np.inf)
-        for mode in self.modes:
+        for mode in self.modes[:1] if asks[0].is_of_time else self.modes:
             groups = self._groups(asks, mode)
             order = np.concatenate([group.places for group in groups])
             count = groups[0].tables.count

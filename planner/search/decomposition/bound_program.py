@@ -9,6 +9,7 @@ No plan of the candidate takes less: its blocks obey them. The relaxation's mult
 to ask next.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,19 +64,21 @@ class BoundProgram:
     rows : PipelineRows
     sums : dict
         First of the columns of F[k, r], for every chunk and run that may meet.
-    cuts : dict
-        Prices [I, F] per unit of the scale and least cost of a block [I], by template.
+    cuts : list of dict
+        Prices [I, F] per unit of the scale and least cost of a block [I], by template, for every
+        kind of device.
     """
 
     rows: PipelineRows
     sums: dict[tuple[int, int], int]
-    cuts: dict[str, tuple[Floats, Floats]]
+    cuts: list[dict[str, tuple[Floats, Floats]]]
 
     def tight(self, values: Floats) -> Cuts:
         """Cuts that bind at a solution, and those that are next to binding."""
         tight_cuts: Cuts = {}
         for (chunk, run), first in self.sums.items():
-            prices, least = self.cuts[self.rows.problem.runs[run][0]]
+            problem = self.rows.problem
+            prices, least = self.cuts[problem.kind_of(chunk)][problem.runs[run][0]]
             blocks = max(float(values[self.rows.counts[chunk, run]]), FEW)
             slack = prices @ values[first : first + BLOCK_FIGURES] / blocks - least
             share = slack / np.maximum(least, 1e-12)
@@ -85,28 +88,35 @@ class BoundProgram:
 
 
 def bound_program(
-    problem: StageProblem, pools: dict[str, CutPool], kept_cuts: Cuts | None = None, newest: int = 0
+    problem: StageProblem,
+    pools: Sequence[dict[str, CutPool]],
+    kept_cuts: Cuts | None = None,
+    newest: Sequence[int] = (),
 ) -> BoundProgram:
     """Bound program of a candidate.
 
     Parameters
     ----------
     problem : StageProblem
-    pools : dict
-        By template.
+    pools : sequence of dict
+        By template, for every kind of device.
     kept_cuts : dict, optional
         The only cuts, beside the newest, that are rows; the bound is lower, at most.
-    newest : int, optional
-        How many of every pool's cuts are newer.
+    newest : sequence of int, optional
+        How many cuts of the pools of every kind are newer.
     """
     rows = PipelineRows(problem)
-    cuts = {template: _scaled_cuts(pool, problem.scale) for template, pool in pools.items()}
+    cuts = [
+        {template: _scaled_cuts(pool, problem.scale) for template, pool in of_kind.items()}
+        for of_kind in pools
+    ]
     program = rows.program
     sums: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
-        prices, least = cuts[problem.runs[run][0]]
+        kind = problem.kind_of(chunk)
+        prices, least = cuts[kind][problem.runs[run][0]]
         if kept_cuts is not None:
-            new = np.arange(max(len(least) - newest, 0), len(least))
+            new = np.arange(max(len(least) - newest[kind], 0), len(least))
             taken = np.union1d(kept_cuts[chunk, run], new)
             prices, least = prices[taken], least[taken]
         sums[chunk, run] = program.add_columns(np.zeros(BLOCK_FIGURES))

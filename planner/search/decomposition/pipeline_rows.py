@@ -53,18 +53,23 @@ class StageProblem:
     Attributes
     ----------
     pipeline : Pipeline
-        Of one kind of device.
     runs : tuple of (str, int)
         Templates in the order of the model, with how many blocks of each follow one another.
-    limit_bytes : int
+    limits : tuple of int
+        Bytes of a stage of every kind of device.
     unit_ns : float
         About the time of a stage for one microbatch.
     """
 
     pipeline: Pipeline
     runs: tuple[tuple[str, int], ...]
-    limit_bytes: int
+    limits: tuple[int, ...]
     unit_ns: float
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of the largest stage, in shares of which bytes are counted."""
+        return max(self.limits)
 
     @property
     def scale(self) -> Floats:
@@ -86,6 +91,10 @@ class StageProblem:
         What is kept from a forward to gradients of weights is alive in both gaps.
         """
         return [counts[:, :, [0, 2]] for counts in fullest_moments(self.pipeline)]
+
+    def kind_of(self, chunk: int) -> int:
+        """Kind of device that a chunk lies on."""
+        return self.pipeline.kinds[self.pipeline.stage_of(chunk)]
 
     @property
     def even_blocks(self) -> tuple[int, int]:
@@ -352,9 +361,11 @@ class PipelineRows:
     def _add_memory(self) -> None:
         """Let no stage keep more than its limit, whichever moment it is."""
         self.memory: list[Ints] = []  # rows of every stage
-        for stage, counts in enumerate(self.problem.moments):
+        problem = self.problem
+        for stage, counts in enumerate(problem.moments):
             on = np.flatnonzero(self.stages == stage)
-            rows = self.program.add_rows(len(counts), upper=1.0) + np.arange(len(counts))
+            limit = problem.limits[problem.pipeline.kinds[stage]] / problem.limit_bytes
+            rows = self.program.add_rows(len(counts), upper=limit) + np.arange(len(counts))
             self.program.enter(rows[:, None], self.figures[on, PERSISTENT][None], 1.0)
             self.program.enter(rows[:, None, None], self.figures[on][None, :, GAPS], counts)
             self.memory.append(rows)

@@ -9,6 +9,7 @@ Its relaxation mixes columns, so that it may cost less than any plan; its multip
 which better columns cost less than these do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,21 +29,23 @@ class PlanProgram:
     Attributes
     ----------
     rows : PipelineRows
-    columns : dict
-        Columns that no other is no worse than in every figure, by template.
+    columns : list of dict
+        Columns that no other is no worse than in every figure, by template, for every kind of
+        device.
     places : dict
         Index of the first of them among the program's, for every chunk and run that may meet.
     """
 
     rows: PipelineRows
-    columns: dict[str, list[Column]]
+    columns: list[dict[str, list[Column]]]
     places: dict[tuple[int, int], int]
 
     def column_amounts(self, values: Floats) -> dict[tuple[int, int], dict[Column, float]]:
         """Blocks in every column by a solution, for each chunk and run."""
         blocks_held = {}
         for (chunk, run), first in self.places.items():
-            columns = self.columns[self.rows.problem.runs[run][0]]
+            problem = self.rows.problem
+            columns = self.columns[problem.kind_of(chunk)][problem.runs[run][0]]
             amounts = values[first : first + len(columns)].tolist()
             blocks_held[chunk, run] = {
                 column: amount
@@ -53,15 +56,15 @@ class PlanProgram:
 
 
 def plan_program(
-    problem: StageProblem, pools: dict[str, CutPool], *, whole_blocks: bool = False
+    problem: StageProblem, pools: Sequence[dict[str, CutPool]], *, whole_blocks: bool = False
 ) -> PlanProgram:
     """Plan program of a candidate.
 
     Parameters
     ----------
     problem : StageProblem
-    pools : dict
-        By template.
+    pools : sequence of dict
+        By template, for every kind of device.
     whole_blocks : bool
         True if blocks are whole; if not, a stage may take more than its limit at a price, so that
         the relaxation has multipliers while no column has room.
@@ -73,11 +76,14 @@ def plan_program(
         over = program.add_columns(np.full(pipeline.stages, price)) + np.arange(pipeline.stages)
         for stage, moments in enumerate(rows.memory):
             program.enter(moments, over[stage], -1.0)
-    undominated = {template: undominated_columns(pool) for template, pool in pools.items()}
+    undominated = [
+        {template: undominated_columns(pool) for template, pool in of_kind.items()}
+        for of_kind in pools
+    ]
     places: dict[tuple[int, int], int] = {}
     for (chunk, run), count in rows.counts.items():
         template, blocks = problem.runs[run]
-        columns, figures = undominated[template]
+        columns, figures = undominated[problem.kind_of(chunk)][template]
         places[chunk, run] = program.add_columns(
             np.zeros(len(columns)), integer=whole_blocks, highest=float(blocks)
         )
@@ -86,7 +92,9 @@ def plan_program(
         row = program.add_rows(1, 0.0, 0.0)
         program.enter(row, count, 1.0)
         program.enter(row, amount_columns, -1.0)
-    columns_of = {template: columns for template, (columns, _) in undominated.items()}
+    columns_of = [
+        {template: columns for template, (columns, _) in of_kind.items()} for of_kind in undominated
+    ]
     return PlanProgram(rows=rows, columns=columns_of, places=places)
 
 

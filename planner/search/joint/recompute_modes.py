@@ -7,7 +7,7 @@ from millrace.planner.search.blocks.block_milp import MemoryRow
 from millrace.planner.search.blocks.solver import BeyondCutoff, Solution
 from millrace.planner.search.programs import Programs, Shape
 from millrace.planner.search.request import MemoryLimitError
-from millrace.planner.search.stages import Division, Pipeline, inflight_counts
+from millrace.planner.search.stages import Pipeline, inflight_counts
 
 
 def by_mode(
@@ -71,17 +71,3 @@ def by_mode(
             bounds[-1] = within.bound
     nowhere = pipeline.stages == 1 and short == len(modes)
     return solutions, float("inf") if nowhere else min(bounds)
-
-
-def usual_mode(division: Division, modes: Sequence[str]) -> str:
-    """Mode that most blocks run in, where `modes` are those of the variants.
-
-    Parameters
-    ----------
-    division : Division
-        Blocks with the number of their variant.
-    modes : sequence of str
-        Mode of each variant, by that number; of two that are as frequent the first one counts.
-    """
-    used = [modes[variant] for chunk in division.chunks for _, variant in chunk]
-    return max(modes, key=used.count)

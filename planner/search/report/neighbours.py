@@ -12,8 +12,8 @@ from millrace.planner.search.candidates import Candidate, candidates
 from millrace.planner.search.evaluation import Evaluator, Outcome, SolvedPlan
 from millrace.planner.search.pins import Pins
 from millrace.planner.search.placement_groups import placed
+from millrace.planner.search.ranking.outcomes import outcomes_of
 from millrace.planner.search.stages import Pipeline
-from millrace.planner.search.uniform.outcomes import outcomes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

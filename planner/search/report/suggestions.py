@@ -30,6 +30,7 @@ from millrace.planner.search.evaluation import Evaluator, Refused, SolvedPlan
 from millrace.planner.search.meshes import divisors
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
 from millrace.planner.search.plan_writer import disobeyed, write_plan
+from millrace.planner.search.ranking.outcomes import outcomes_of
 from millrace.planner.search.report.host_offload import (
     host_room_bytes,
     host_shortage,
@@ -42,7 +43,6 @@ from millrace.planner.search.request import (
     SearchRequest,
     SignatureError,
 )
-from millrace.planner.search.uniform.outcomes import outcomes_of
 
 SHOWN = 3  # remedies in one sentence, at most
 SIZES = 3  # larger clusters that are tried

@@ -6,7 +6,7 @@ import numpy as np
 
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
-from millrace.planner.search.decomposition.loop import BoundLoop
+from millrace.planner.search.decomposition.cut_bounds import CutBounds
 from millrace.planner.search.evaluation import Evaluator, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.search_log import SearchLog
@@ -47,8 +47,8 @@ def memory_worth(evaluator: Evaluator, chosen: SolvedPlan) -> Worth | None:
     if evaluator.request.uniform:
         return _uniform_worth(evaluator, candidate, limits[0])
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
-    loop = BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
-    mixed = loop.mixed(candidate, chosen.bound_ns, PROGRAMS)
+    cuts = CutBounds(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    mixed = cuts.mixed(candidate, chosen.bound_ns, PROGRAMS)
     if mixed.memory_prices is None:
         return None
     return Worth(

@@ -8,13 +8,12 @@ the same mesh and microbatch (`pricing.py`); the queue's lowest bound is the pro
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 
 from millrace.models.arrays import Floats, Ints
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.formatting import counted, duration, percent
+from millrace.planner.formatting import counted
 from millrace.planner.frameworks.capabilities import MODES
 from millrace.planner.search.blocks.cost_tables import (
     DEFERRABLE,
@@ -37,7 +36,7 @@ from millrace.planner.search.evaluation import (
 )
 from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.programs import Ask, Shape
-from millrace.planner.search.search_log import BLOCKS, SHAPES, STAGES, SearchLog
+from millrace.planner.search.search_log import BLOCKS, SHAPES, STAGES, SearchLog, Standing
 from millrace.planner.search.stages.even_layers import (
     COLUMNS,
     EvenLayers,
@@ -57,27 +56,6 @@ MANY = 16  # shapes from which all are priced at these shares of the step before
 SHAPE_SHARES = (0.3, 1.5)
 TOGETHER, ROUNDS = 32, 6  # branches that ask together at least, and as a part of those open
 CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
-
-
-class Standing(NamedTuple):
-    """Standing of a loop: the best step, the lowest bound of what is open, and how many are."""
-
-    best_ns: float = inf
-    bound_ns: float = inf
-    left: int = 0
-    total: int = 0
-
-    def and_of(self, other: "Standing") -> "Standing":
-        """Standing of two loops together."""
-        least = min(self.best_ns, other.best_ns), min(self.bound_ns, other.bound_ns)
-        return Standing(*least, self.left + other.left, self.total + other.total)
-
-    def __str__(self) -> str:
-        open_now = f"{self.left:,} of {counted(self.total, 'candidates')} are open"
-        if self.best_ns == inf:
-            return f"{open_now}, no plan yet"
-        gap = max(self.best_ns / min(self.bound_ns, self.best_ns) - 1, 0.0)
-        return f"{open_now}, best step {duration(self.best_ns)}, gap {percent(gap)}"
 
 
 class UniformLoop:
@@ -110,6 +88,7 @@ class UniformLoop:
         limits: Mapping[Candidate, Limits] | None = None,
         best_ns: float = inf,
         apart: bool = False,
+        held_ns: float = inf,
     ) -> None:
         self.evaluator = evaluator
         self.candidates = candidates

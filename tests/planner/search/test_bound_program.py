@@ -18,7 +18,7 @@ from millrace.planner.search.decomposition.bound_program import (
     lowest_branch,
     relaxation,
 )
-from millrace.planner.search.decomposition.loop import TIME_ALONE, BoundLoop
+from millrace.planner.search.decomposition.cut_bounds import TIME_ALONE, CutBounds
 from millrace.planner.search.decomposition.pipeline_rows import PipelineRows, StageProblem
 from millrace.planner.search.decomposition.plan_program import plan_program
 from millrace.planner.search.decomposition.template_tables import (
@@ -82,7 +82,7 @@ def pools_of(runs: tuple[BlockRun, ...]) -> dict[str, CutPool]:
 
 def problem_of(runs: tuple[BlockRun, ...], pipeline: Pipeline, limit: int) -> StageProblem:
     run_lengths = tuple((run.template, len(run.blocks)) for run in runs)
-    return StageProblem(pipeline=pipeline, runs=run_lengths, limit_bytes=limit, unit_ns=300.0)
+    return StageProblem(pipeline=pipeline, runs=run_lengths, limits=(limit,), unit_ns=300.0)
 
 
 def random_chunks(
@@ -161,7 +161,7 @@ def test_a_plan_program_is_as_good_as_any_division() -> None:
             if max(peak_bytes(chunks, runs, pipeline)) <= limit
         )
         problem = problem_of(runs, pipeline, limit)
-        program = plan_program(problem, pools_of(runs), whole_blocks=True)
+        program = plan_program(problem, [pools_of(runs)], whole_blocks=True)
         answer = program.rows.program.solve()
         assert answer is not None, seed
         assert program.rows.step_ns(answer.cost) <= best * (1 + 1e-6), seed
@@ -169,7 +169,7 @@ def test_a_plan_program_is_as_good_as_any_division() -> None:
         assert sum(sum(amounts.values()) for amounts in blocks_held.values()) == pytest.approx(6), (
             seed
         )
-        relaxed = relaxation(plan_program(problem, pools_of(runs)).rows)
+        relaxed = relaxation(plan_program(problem, [pools_of(runs)]).rows)
         assert relaxed.step_ns <= program.rows.step_ns(answer.cost) * (1 + 1e-6), seed
 
 
@@ -188,7 +188,7 @@ def test_multipliers_say_what_more_room_saves() -> None:
         saved = []
         for more in (0, 1):
             problem = problem_of(runs, pipeline, limit + more)
-            relaxed = relaxation(plan_program(problem, pools).rows)
+            relaxed = relaxation(plan_program(problem, [pools]).rows)
             assert relaxed.memory_prices is not None, seed
             saved.append((relaxed.step_ns, float(relaxed.memory_prices.sum())))
         (before_ns, each_ns), (after_ns, _) = saved
@@ -226,7 +226,7 @@ def bound_problem(
     problem = StageProblem(
         pipeline=evaluator.sends.pipeline(candidate),
         runs=runs,  # type: ignore[arg-type]
-        limit_bytes=usable_bytes(request, candidate)[0],
+        limits=usable_bytes(request, candidate),
         unit_ns=1e6,
     )
     oracle = BlockOracle(evaluator.programs, evaluator.modes, sweeps=40)
@@ -245,19 +245,19 @@ def test_the_bound_is_below_every_plan_and_rises_with_every_cut(seed: int) -> No
     for number in range(6):
         prices = random_prices(rng) if number else TIME_ALONE
         oracle.ask(PriceAsk(shape, name, prices) for name in pools)
-        risen = relaxation(bound_program(problem, pools).rows).step_ns
+        risen = relaxation(bound_program(problem, [pools]).rows).step_ns
         assert risen >= bound * (1 - 1e-9)
         bound = risen
     assert bound <= free_ns * (1 + 1e-6)
     run, _ = problem.even_blocks
     time_ns = pools[problem.runs[run][0]].least[0]
-    program = bound_program(problem, pools)
+    program = bound_program(problem, [pools])
     _, lowest = lowest_branch(program.rows, time_ns)
     assert bound * (1 - 1e-6) <= lowest.step_ns <= free_ns * (1 + 1e-6)
     assert relaxation(program.rows).step_ns == pytest.approx(bound)
     tight_cuts = program.tight(relaxation(program.rows).values)
     for newest in (0, 2):
-        fewer = relaxation(bound_program(problem, pools, tight_cuts, newest).rows).step_ns
+        fewer = relaxation(bound_program(problem, [pools], tight_cuts, [newest]).rows).step_ns
         assert fewer == pytest.approx(bound)
 
 
@@ -269,7 +269,7 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     rng = np.random.default_rng(seed)
     for prices in [random_prices(rng) for _ in range(12)]:
         oracle.ask(PriceAsk(shape, name, prices) for name in pools)
-    free_ns = relaxation(bound_program(problem, pools).rows).step_ns
+    free_ns = relaxation(bound_program(problem, [pools]).rows).step_ns
     columns = {name: np.array(list(pool.columns.values())) for name, pool in pools.items()}
     fastest = [columns[name][columns[name][:, MICROBATCH].argmin()] for name, _ in problem.runs]
     blocks = [count for _, count in problem.runs]
@@ -278,8 +278,8 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
         for n, figures in zip(blocks, fastest, strict=True)
     )
     most = int(needed_bytes / 2)
-    tight = replace(problem, limit_bytes=most)
-    bound = relaxation(bound_program(tight, pools).rows).step_ns
+    tight = replace(problem, limits=(most,))
+    bound = relaxation(bound_program(tight, [pools]).rows).step_ns
     assert bound >= free_ns * (1 - 1e-9)
     spare = evaluator.request.usable_bytes
     limit = (request.memory_limit_bytes or spare) + most - spare
@@ -287,8 +287,8 @@ def test_where_memory_binds_the_bound_is_below_every_plan_that_fits(seed: int) -
     assert bound <= Enumerator(limited, limited=True).of(candidate, float("inf")) * (1 + 1e-6)
 
 
-def answered() -> tuple[SearchResult, BoundLoop]:
-    """Answer of a search with little memory, and a loop that knows no cuts yet."""
+def answered() -> tuple[SearchResult, CutBounds]:
+    """Answer of a search with little memory, and bounds that know no cuts yet."""
     record = SearchLog()
     asked_for = request_of(
         model_spec("gpt2-small", seq_len=512), drawn_cluster(4, 2), 32, memory_limit_bytes=6 * 2**30
@@ -297,17 +297,16 @@ def answered() -> tuple[SearchResult, BoundLoop]:
     assert record.answer is not None
     evaluator = record.answer.evaluator
     oracle = BlockOracle(evaluator.programs, evaluator.modes)
-    return record.answer, BoundLoop(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
+    return record.answer, CutBounds(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
 
 
 def test_no_bound_is_above_a_plan_that_was_found() -> None:
     """This holds for every candidate of a search that has a plan, whatever its schedule."""
-    answer, loop = answered()
+    answer, cuts = answered()
     plans = answer.solved_plans
-    most_ns = max(plan.division.step_ns for plan in plans)
-    given = [(plan.candidate, plan.bound_ns) for plan in plans]
-    raised = loop.raised(given, 2 * most_ns, 0.02, 1_000)
-    assert loop.oracle.solved
-    assert loop.solved
-    for before, after in zip(plans, raised, strict=True):
+    opened = cuts.opened([(plan.candidate, plan.bound_ns) for plan in plans])
+    for _ in range(6):
+        cuts.round([each for each in opened if not each.done], float("inf"))
+    assert cuts.work > cuts.oracle.solved > 0
+    for before, after in zip(plans, opened, strict=True):
         assert before.bound_ns <= after.bound_ns <= before.division.step_ns * (1 + 1e-6)

@@ -20,7 +20,7 @@ from millrace.planner.search.candidates import candidates
 from millrace.planner.search.evaluation import Evaluator, Solved, SolvedPlan
 from millrace.planner.search.placement_groups import candidates_of, placed, placings, usable_bytes
 from millrace.planner.search.programs import Ask
-from millrace.planner.search.uniform.outcomes import outcomes_of
+from millrace.planner.search.ranking.outcomes import outcomes_of
 from millrace.planner.search.uniform.site_bounds import site_bounds_ns
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of

@@ -18,6 +18,7 @@ from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.planner.search.evaluation import Pruned, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import candidates_of
+from millrace.planner.search.ranking.outcomes import outcomes_of
 from millrace.planner.search.report.alternatives import Rival, alternatives
 from millrace.planner.search.report.breakdown import breakdown, busy_ns
 from millrace.planner.search.report.explain import CHOICES, explain
@@ -26,7 +27,6 @@ from millrace.planner.search.report.neighbours import pipelines
 from millrace.planner.search.report.suggestions import larger, least_memory_need, storage_bytes
 from millrace.planner.search.request import MemoryLimitError, NoPlanError
 from millrace.planner.search.search_log import SearchLog
-from millrace.planner.search.uniform.outcomes import outcomes_of
 from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
 

@@ -11,11 +11,7 @@ from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.parallel_degrees import roles
 from millrace.planner.plan import Plan, Prediction
 from millrace.planner.search import Pins, Pure, SearchRequest, search
-from millrace.planner.search import ranking as ranked
 from millrace.planner.search.blocks import fork_join
-from millrace.planner.search.evaluation import Evaluator
-from millrace.planner.search.placement_groups import candidates_of
-from millrace.planner.search.ranking import Ranker
 from millrace.planner.search.search_log import SearchLog
 from tests.plan_requests import NEAR, request_of
 from tests.small_models import gpt_of
@@ -110,7 +106,7 @@ def test_equal_requests_give_equal_bytes_and_evidence_why_others_lost() -> None:
     assert all(other["reason"] and other["plan"] for other in evidence.alternatives)
     assert len(evidence.alternatives) == 5
     assert any("bound" in line for line in told)
-    assert any("solving" in line for line in told)
+    assert any("are open" in line for line in told)
 
 
 def test_the_simulator_that_is_handed_in_ranks_the_best_few() -> None:
@@ -226,26 +222,6 @@ def test_ninety_six_layers_on_a_thousand_devices_can_be_expressed() -> None:
     assert plan.ranks == 1024
     assert sum(len(chunk.blocks) for chunk in plan.chunks) == 98
     assert len(plan.variants) == 3
-
-
-def test_what_was_left_early_is_solved_where_linear_programs_promise_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ranked, "MANY", 1)
-    monkeypatch.setattr(ranked, "FARTHEST", 0.0)
-    asked = request(4, cluster=parse_cluster("a100-sxm-80gb:4x1"), max_gap=0.0001)
-    graph = build_training(asked.model, asked.training, asked.global_batch)
-    ranker = Ranker(asked, Evaluator(asked, graph), lambda line: None, SearchLog())
-    ranking = ranker.rank(candidates_of(asked, graph))
-    (left,) = [pruned for pruned in ranking.pruned if pruned.reason == ranked.FAR_OFF]
-    settled_ns = 1.1 * ranking.best_ns  # of the best plan, once it was laid out
-    assert ranker.reconsider({left.candidate: settled_ns}, settled_ns) == []
-    assert left in ranking.pruned
-    (solved,) = ranker.reconsider({left.candidate: 0.99 * settled_ns}, settled_ns)
-    assert solved.candidate == left.candidate
-    assert solved in ranking.solved_plans
-    assert left not in ranking.pruned
-    assert solved.division.step_ns >= left.bound_ns
 
 
 def test_a_little_less_memory_makes_a_plan_a_little_slower() -> None:

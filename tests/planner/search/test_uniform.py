@@ -18,11 +18,11 @@ from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.search import SearchInterrupted, SearchRequest, search
 from millrace.planner.search.evaluation import Evaluator, Solved
 from millrace.planner.search.placement_groups import candidates_of, usable_bytes
+from millrace.planner.search.ranking import lockstep
 from millrace.planner.search.request import MemoryLimitError
 from millrace.planner.search.search_log import SearchLog
 from millrace.planner.search.stages import Pipeline, divide_evenly, in_order
 from millrace.planner.search.stages.even_layers import COLUMNS, DEFERRED, TIME, EvenLayers
-from millrace.planner.search.uniform import lockstep
 from millrace.planner.search.uniform.uniform_loop import UniformLoop
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of
@@ -79,9 +79,9 @@ def test_no_division_over_two_kinds_of_device_is_below_that_of_the_least_times(
         assert least_ns <= even.figures(block).step_ns.min()
 
 
-def asked(limit_share: float) -> SearchRequest:
+def asked(limit_share: float, name: str = "megatron-core") -> SearchRequest:
     """Question whose memory is a share of what the free plan comes to."""
-    runs = capabilities("megatron-core")
+    runs = capabilities(name)
     free = request_of(GPT, 2, 8, max_gap=0.02, runs=runs)
     record = SearchLog()
     search(free, record=record)
@@ -160,8 +160,11 @@ def test_no_division_at_a_grid_of_prices_is_faster_or_below_its_bound(seed: int)
         assert opened.bound_ns <= opened.best_ns * (1 + 1e-9)
 
 
-def test_the_answer_is_the_same_in_one_process_and_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = asked(0.9)
+@pytest.mark.parametrize("name", ["megatron-core", "any"])
+def test_the_answer_is_the_same_in_one_process_and_in_two(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asked(0.9, name)
     graph = build_training(request.model, request.training, request.global_batch)
     every = candidates_of(request, graph)
     answers: list[list[tuple[str, float, object]]] = []

@@ -1,20 +1,21 @@
-"""Lockstep: two uniform loops, each with half of the shapes, that tell each other the best step.
+"""Lockstep: two loops, each with half of the shapes, that tell each other the best step.
 
 They go round by round, so that the answer is the same whether the second loop has a process of its
 own or both run in turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from millrace.planner.search.blocks.fork_join import can_fork
 from millrace.planner.search.candidates import Candidate
+from millrace.planner.search.decomposition.mixed_loop import MixedLoop
 from millrace.planner.search.evaluation import Evaluator, Outcome, SolvedPlan
 from millrace.planner.search.programs import FiguresKey
-from millrace.planner.search.search_log import SearchLog
+from millrace.planner.search.search_log import SearchLog, Standing
 from millrace.planner.search.stages import VariantFigures
 from millrace.planner.search.uniform.uniform_loop import UniformLoop
 from millrace.planner.worker_processes import Child
@@ -24,18 +25,40 @@ FEW = 16  # candidates up to which one process is as fast
 
 
 class StoppedError(KeyboardInterrupt):
-    """Candidates were not priced to their end; `outcomes` are what is known of all."""
+    """Candidates were not closed; `outcomes` are what is known of all."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
-        super().__init__("candidates were not priced to their end")
+        super().__init__("candidates were not closed")
+
+
+class Loop(Protocol):
+    """Loop over candidates, round by round."""
+
+    evaluator: Evaluator
+    record: SearchLog
+    tell: Callable[[str], None]
+
+    @property
+    def standing(self) -> Standing:
+        """Best step and lowest bound so far."""
+
+    def rounds(self) -> Iterator[Standing]:
+        """Yield the standing after each round."""
+
+    def hear(self, other: Standing) -> None:
+        """Go on with the standing of another loop, too."""
+
+    def outcomes(self) -> list[Outcome]:
+        """Best plans of candidates, and bounds of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """Outcomes of another process, figures of their blocks, and counts of what it did."""
+    """Outcomes of another process, what its evaluator learned, and counts of what it did."""
 
     outcomes: list[Outcome]
+    slowdowns: dict[Candidate, float]
     figures: dict[FiguresKey, dict[str, VariantFigures]]
     counts: dict[str, int]
 
@@ -47,7 +70,7 @@ def closed(
     record: SearchLog | None = None,
     **options: Any,
 ) -> list[Outcome]:
-    """Outcomes of candidates, each priced until it is closed.
+    """Outcomes of candidates, each solved or bounded until it is closed.
 
     Parameters
     ----------
@@ -62,8 +85,10 @@ def closed(
     if len(candidates) <= FEW or not halves[1]:
         halves = [list(candidates)]
 
-    def loop(half: int, record: SearchLog, tell: Callable[[str], None]) -> UniformLoop:
-        return UniformLoop(evaluator, halves[half], tell, record, **options)
+    space = UniformLoop if evaluator.request.uniform else MixedLoop
+
+    def loop(half: int, record: SearchLog, tell: Callable[[str], None]) -> Loop:
+        return space(evaluator, halves[half], tell, record, **options)
 
     if len(halves) > 1 and can_fork():
         try:
@@ -85,7 +110,7 @@ def closed(
     return [outcome for each in loops for outcome in each.outcomes()]
 
 
-def _in_turn(loops: Sequence[UniformLoop]) -> None:
+def _in_turn(loops: Sequence[Loop]) -> None:
     live = [(loop, loop.rounds()) for loop in loops]
     while live:
         standings = [next(rounds, None) for _, rounds in live]
@@ -96,7 +121,7 @@ def _in_turn(loops: Sequence[UniformLoop]) -> None:
                 loop.hear(other)
 
 
-def _with_child(loop: UniformLoop, child: Child) -> list[Outcome]:
+def _with_child(loop: Loop, child: Child) -> list[Outcome]:
     """Outcomes of both halves, the second one's from a process of its own."""
     try:
         _talk(loop, child.line)
@@ -106,6 +131,11 @@ def _with_child(loop: UniformLoop, child: Child) -> list[Outcome]:
         raise StoppedError([*loop.outcomes(), *_closed_by(child).outcomes]) from None
     evaluator = loop.evaluator
     evaluator.programs.known_figures.update(other.figures)
+    evaluator.slowdowns.update(
+        (o.candidate, other.slowdowns[o.candidate])
+        for o in other.outcomes
+        if o.candidate in other.slowdowns
+    )
     for name, count in other.counts.items():
         loop.record.count(name, count)
     return [*loop.outcomes(), *other.outcomes]
@@ -119,18 +149,20 @@ def _closed_by(child: Child) -> _Closed:
 
 
 def _other_half(
-    start: Callable[[SearchLog, Callable[[str], None]], UniformLoop],
+    start: Callable[[SearchLog, Callable[[str], None]], Loop],
     line: "Connection[Any, Any]",
 ) -> None:
     """Close the second half and send what came of it."""
     record = SearchLog()
     loop = start(record, lambda text: None)
+    loop.evaluator.dividing = record.dividing
     _talk(loop, line)
     evaluator, outcomes = loop.evaluator, loop.outcomes()
     solved = {evaluator.shape(o.candidate) for o in outcomes if isinstance(o, SolvedPlan)}
     line.send(
         _Closed(
             outcomes=outcomes,
+            slowdowns=evaluator.slowdowns,
             figures={
                 key: figures
                 for key, figures in evaluator.programs.known_figures.items()
@@ -141,7 +173,7 @@ def _other_half(
     )
 
 
-def _talk(loop: UniformLoop, line: "Connection[Any, Any]") -> None:
+def _talk(loop: Loop, line: "Connection[Any, Any]") -> None:
     """Run a loop, and exchange standings with the other after every round of either."""
     rounds = loop.rounds()
     while True:

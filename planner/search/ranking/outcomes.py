@@ -6,8 +6,8 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.evaluation import Evaluator, Limits, Outcome, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
-from millrace.planner.search.ranking import REFINED_OPTIONS
-from millrace.planner.search.uniform.lockstep import closed
+from millrace.planner.search.ranking.lockstep import closed
+from millrace.planner.search.ranking.ranker import REFINED_OPTIONS
 
 ENDLESS = float("inf")
 
@@ -74,4 +74,4 @@ def roomier(evaluator: Evaluator, plan: SolvedPlan, limits: Limits) -> SolvedPla
     (smaller,) = evaluator.squeeze_many([(candidate, plan.bound_ns)], [limits], ENDLESS)
     if isinstance(smaller, Refused) and evaluator.options(candidate) <= REFINED_OPTIONS:
         smaller = evaluator.refine(smaller, limits, ENDLESS)
-    return evaluator.polish([smaller], [limits])[0] if isinstance(smaller, SolvedPlan) else None
+    return smaller if isinstance(smaller, SolvedPlan) else None
