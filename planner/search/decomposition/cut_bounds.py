@@ -161,7 +161,7 @@ class CutBounds:
         (open_candidate,) = some = self.opened([(candidate, bound_ns)])
         while self.work < programs and not open_candidate.done:
             self.round(some, float("inf"))
-        return self._relaxed(plan_program(open_candidate.problem, self.pools(open_candidate)).rows)
+        return self._relaxed(plan_program(open_candidate.problem, self.pools(open_candidate)))
 
     def pools(self, open_candidate: OpenCandidate) -> list[dict[str, CutPool]]:
         """Cuts and columns of a candidate's blocks, by template, for every kind of device."""
@@ -192,8 +192,8 @@ class CutBounds:
             open_candidate.asks = _first_prices(problem)
             return
         plan = plan_program(problem, pools)
-        plan.rows.branch(branch, time_ns)
-        mixed = self._relaxed(plan.rows)
+        plan.branch(branch, time_ns)
+        mixed = self._relaxed(plan)
         open_candidate.mixed_ns = min(open_candidate.mixed_ns, mixed.step_ns)
         asked = {
             (kind, tuple(vector.tolist()))

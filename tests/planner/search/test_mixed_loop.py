@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from millrace.models.zoo.catalogue import build_training
 from millrace.planner.clusters import parse_cluster
@@ -23,8 +24,11 @@ def drawn(seed: int) -> SearchRequest:
     model = gpt_of(
         rng.choice([4, 6]), 256, 4, vocab=512, positions=rng.choice([64, 256]), precision="bf16"
     )
-    cluster = parse_cluster(rng.choice(["a100-sxm-80gb:4x1", "h100-sxm-80gb:2x1"]))
-    free = request_of(model, cluster, 16, max_gap=0.01)
+    cluster, pins = parse_cluster(rng.choice(["a100-sxm-80gb:4x1", "h100-sxm-80gb:2x1"])), {}
+    if seed % 2:
+        others = parse_cluster("a100-sxm-80gb:2x1").groups
+        cluster, pins = changed(parse_cluster("h100-sxm-80gb:2x1"), others=others), {"pp": 2}
+    free = request_of(model, cluster, 16, max_gap=0.01, **pins)
     share = rng.choice([None, 0.8])
     if share is None:
         return free
@@ -44,7 +48,10 @@ def closed(request: SearchRequest, *, apart: bool = False) -> MixedLoop:
     return loop
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(2), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 20))],
+)
 def test_what_is_left_has_no_better_plan_than_the_gap_and_none_below_its_bound(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
