@@ -86,11 +86,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 14_910,
-    "planner": 22_870,
+    "planner": 22_850,
     "simulator": 3_331,
     "executor": 26_353,
     "millrace": 25_407,
-    "tests": 51_120,
+    "tests": 51_124,
     "benchmarks": 10_290,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
