@@ -30,9 +30,12 @@ class PathCuts:
             rows.add_path(cut)
 
     def add_longest(self, rows: PipelineRows, values: Floats) -> bool:
-        """Add the longest path in the times of a solution, if it takes longer than that does."""
+        """Add the longest path in the times of a solution, if it takes longer than that does.
+
+        Not on several kinds of device, where divisions are compared by the formula alone.
+        """
         pipeline = rows.problem.pipeline
-        if pipeline.stages == 1:
+        if pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
             return False
         times = rows.times(values)
         cut = path_cut(

@@ -122,7 +122,7 @@ def table_hops_ns(pipeline: Pipeline) -> Floats:
 def in_order(
     division: Division, runs: tuple[BlockRun, ...], pipeline: Pipeline, overlap: float | None
 ) -> Division:
-    """Division with the step that its order takes, by tables.
+    """Division with the step that its order takes on one kind of device, by tables.
 
     The objective of dividing is shorter where sends, or unlike passes, hold an order up.
 
@@ -130,21 +130,19 @@ def in_order(
     ----------
     division : Division
     runs : tuple of BlockRun
-        Runs whose variants the division numbers.
+        Runs whose variants the division numbers, on one kind of device.
     pipeline : Pipeline
     overlap : float or None
         Speed of what is computed beside moving data; None: the division stays as it is.
     """
-    if overlap is None or pipeline.stages == 1:
+    if overlap is None or pipeline.stages == 1 or len(set(pipeline.kinds)) > 1:
         return division
     run_of = {block: run_number for run_number, run in enumerate(runs) for block in run.blocks}
-    kinds: list[list[tuple[str, int]]] = []
-    blocks: dict[tuple[str, int], Floats] = {}
-    for position, chunk in enumerate(division.chunks):
-        device = pipeline.kinds[pipeline.stage_of(position)]
-        kinds.append([(f"{run_of[block]} on {device}", variant) for block, variant in chunk])
-        for kind, (block, variant) in zip(kinds[-1], chunk, strict=True):
-            blocks[kind] = _block_times(runs[run_of[block]].on(device)[variant])
+    kinds = [[(str(run_of[block]), variant) for block, variant in c] for c in division.chunks]
+    blocks = {
+        (run, variant): _block_times(runs[int(run)].variants[variant])
+        for run, variant in {kind for row in kinds for kind in row}
+    }
     times = BlockTimes(
         blocks=blocks,
         chunk=np.zeros(TIMES),
