@@ -134,7 +134,7 @@ def _search(
 ) -> Plan:
     """Best plan of one way to the experts; `best_ns` is the step that it has to be below.
 
-    Raises SlowerError where layers are equal and no plan is.
+    Raises SlowerError where no plan is.
     """
     check_storage(request, graph)
     rounds = _SearchRounds(request, graph, simulate, tell, record)

@@ -7,10 +7,8 @@ beside it: the search itself reads no clock.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
-from millrace.planner.formatting import counted, duration, percent
 from millrace.planner.search.evaluation import Evaluator, Pruned, Refused, SolvedPlan
 from millrace.planner.search.request import MemoryLimitError, SignatureError
 
@@ -117,27 +115,6 @@ class SearchLog:
         if self._open:
             self.seconds[self._open[-1]] += now - self._since
         self._since = now
-
-
-class Standing(NamedTuple):
-    """Standing of a loop: the best step, the lowest bound of what is open, and how many are."""
-
-    best_ns: float = inf
-    bound_ns: float = inf
-    left: int = 0
-    total: int = 0
-
-    def and_of(self, other: "Standing") -> "Standing":
-        """Standing of two loops together."""
-        least = min(self.best_ns, other.best_ns), min(self.bound_ns, other.bound_ns)
-        return Standing(*least, self.left + other.left, self.total + other.total)
-
-    def __str__(self) -> str:
-        open_now = f"{self.left:,} of {counted(self.total, 'candidates')} are open"
-        if self.best_ns == inf:
-            return f"{open_now}, no plan yet"
-        gap = max(self.best_ns / min(self.bound_ns, self.best_ns) - 1, 0.0)
-        return f"{open_now}, best step {duration(self.best_ns)}, gap {percent(gap)}"
 
 
 def layers(

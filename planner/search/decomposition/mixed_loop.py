@@ -7,28 +7,27 @@ asked. Columns that are mixed in any shares say which candidates promise a bette
 solved. Where no gap is allowed, all are solved whose bounds are below the best plan.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import counted
+from millrace.planner.search.candidate_loop import CandidateLoop, Standing
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.block_oracle import BlockOracle
 from millrace.planner.search.decomposition.cut_bounds import CutBounds, OpenCandidate
 from millrace.planner.search.evaluation import (
     NEAR,
     NO_GAIN,
-    Evaluator,
-    Limits,
     Outcome,
     Pruned,
     Refused,
     SolvedPlan,
 )
-from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.request import MemoryLimitError
-from millrace.planner.search.search_log import BLOCKS, PROOF, SHAPES, SearchLog, Standing
+from millrace.planner.search.search_log import BLOCKS, PROOF, SHAPES
 from millrace.planner.search.uniform.site_bounds import site_bounds_ns
 
 Bounded = tuple[Candidate, float]
@@ -45,38 +44,18 @@ WORK, TIGHTEST_GAP = 20, 0.005
 LEFT = "nothing that is known of its blocks promises a better plan"
 
 
-class MixedLoop:
+class MixedLoop(CandidateLoop):
     """Loop over candidates of a request whose blocks may be of several variants.
 
     Parameters
     ----------
-    evaluator, candidates, tell, record, limits, best_ns, apart
-        As for `UniformLoop`.
-    held_ns : float
-        Bound of other candidates, that holds the gap whatever these rise to.
+    *asked, **options
+        As for `CandidateLoop`.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        candidates: Sequence[Candidate],
-        tell: Callable[[str], None],
-        record: SearchLog,
-        *,
-        limits: Mapping[Candidate, Limits] | None = None,
-        best_ns: float = inf,
-        apart: bool = False,
-        held_ns: float = inf,
-    ) -> None:
-        self.evaluator = evaluator
-        self.candidates = candidates
-        self.tell = tell
-        self.record = record
-        self.limits = limits or {}
-        self.best_ns = best_ns
-        self.apart = apart
-        self.held_ns = held_ns
-        self.other = Standing()
+    def __init__(self, *asked: Any, **options: Any) -> None:
+        super().__init__(*asked, **options)
+        evaluator = self.evaluator
         oracle = BlockOracle(evaluator.programs, evaluator.modes)
         self.cuts = CutBounds(oracle, evaluator.graph, evaluator.asker, evaluator.sends)
         self.bounds_ns: dict[Candidate, float] = {}
@@ -88,10 +67,7 @@ class MixedLoop:
     # -- rounds ------------------------------------------------------------------------------------
 
     def rounds(self) -> Iterator[Standing]:
-        """Solve and bound candidates, many at a time, until no more is asked.
-
-        After each round the standing is given out, and may be told of another's (`hear`).
-        """
+        """Solve a few candidates, raise the bounds of others, and solve what promises more."""
         self.tell(f"bounding {counted(len(self.candidates), 'candidates')}")
         with self.record.layer(SHAPES):
             waiting = self._bounded()
@@ -109,17 +85,9 @@ class MixedLoop:
             self._make_room(self._promising, NEAR * self.best_ns)
             yield self.standing
 
-    @property
-    def standing(self) -> Standing:
-        """Best step and lowest bound so far, and candidates that are open."""
-        left = [bound for bound in self.bounds_ns.values() if bound < self._cutoff_ns]
-        return Standing(self.best_ns, min(left, default=inf), len(left), len(self.candidates))
-
-    def hear(self, other: Standing) -> None:
-        """Close candidates against the best plan of another loop, too."""
-        self.other = other
-        if not self.apart:
-            self.best_ns = min(self.best_ns, other.best_ns)
+    def open_bounds_ns(self) -> list[float]:
+        """Bounds of candidates that may be better than the best plan."""
+        return [bound for bound in self.bounds_ns.values() if bound < self._cutoff_ns]
 
     @property
     def _cutoff_ns(self) -> float:
@@ -182,9 +150,6 @@ class MixedLoop:
         near = sum(step_ns <= NEAR * self.best_ns for step_ns in steps)
         return self._cutoff_ns * (NEAR if near < ENOUGH else 1.0)
 
-    def _limit(self, candidate: Candidate) -> Limits:
-        return self.limits.get(candidate) or usable_bytes(self.evaluator.request, candidate)
-
     def _solved(self, group: Sequence[Bounded]) -> list[Bounded]:
         """Solve candidates as if memory hardly mattered; return those where it does."""
         now = [candidate for candidate, bound in group if bound < self._wanted_ns]
@@ -192,7 +157,7 @@ class MixedLoop:
             return []
         self.tell(f"solving {counted(len(now), 'candidates')}, the first {now[0].text}")
         self.record.count("solved", len(now))
-        limits = [self._limit(candidate) for candidate in now]
+        limits = [self.limit(candidate) for candidate in now]
         tight: list[Bounded] = []
         with self.record.layer(BLOCKS):
             outcomes = self.evaluator.evaluate_many(now, limits, self._wanted_ns)
@@ -212,11 +177,15 @@ class MixedLoop:
         self.tell(f"making room in {counted(len(now), 'candidates')}, the first {now[0].text}")
         self.record.count("squeezed", len(now))
         self.squeezed.update(now)
-        limits = [self._limit(candidate) for candidate in now]
+        limits = [self.limit(candidate) for candidate in now]
         with self.record.layer(BLOCKS):
-            outcomes = self.evaluator.squeeze_many(
-                [(candidate, self.bounds_ns[candidate]) for candidate in now], limits, wanted_ns
-            )
+            tight = [(candidate, self.bounds_ns[candidate]) for candidate in now]
+            outcomes = self.evaluator.squeeze_many(tight, limits, wanted_ns)
+            if self.apart:  # solved together, as that is quick; divided alone, as others prune
+                outcomes = [
+                    self.evaluator.squeeze_many([pair], [limit], wanted_ns)[0]
+                    for pair, limit in zip(tight, limits, strict=True)
+                ]
         for outcome in outcomes:
             self._know(outcome)
 

@@ -4,18 +4,19 @@ They go round by round, so that the answer is the same whether the second loop h
 own or both run in turn.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.planner.search.blocks.fork_join import can_fork
+from millrace.planner.search.candidate_loop import CandidateLoop
 from millrace.planner.search.candidates import Candidate
 from millrace.planner.search.decomposition.mixed_loop import MixedLoop
 from millrace.planner.search.evaluation import Evaluator, Outcome, SolvedPlan
 from millrace.planner.search.programs import FiguresKey
-from millrace.planner.search.search_log import SearchLog, Standing
+from millrace.planner.search.search_log import SearchLog
 from millrace.planner.search.stages import VariantFigures
 from millrace.planner.search.uniform.uniform_loop import UniformLoop
 from millrace.planner.worker_processes import Child
@@ -30,27 +31,6 @@ class StoppedError(KeyboardInterrupt):
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes = outcomes
         super().__init__("candidates were not closed")
-
-
-class Loop(Protocol):
-    """Loop over candidates, round by round."""
-
-    evaluator: Evaluator
-    record: SearchLog
-    tell: Callable[[str], None]
-
-    @property
-    def standing(self) -> Standing:
-        """Best step and lowest bound so far."""
-
-    def rounds(self) -> Iterator[Standing]:
-        """Yield the standing after each round."""
-
-    def hear(self, other: Standing) -> None:
-        """Go on with the standing of another loop, too."""
-
-    def outcomes(self) -> list[Outcome]:
-        """Best plans of candidates, and bounds of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +57,7 @@ def closed(
     evaluator : Evaluator
         Learns the figures of what is solved.
     candidates, tell, record
-        As for `UniformLoop`, with its further `options`.
+        As for `CandidateLoop`, with its further `options`.
     """
     record = record or SearchLog()
     shapes = {shape: n for n, shape in enumerate(dict.fromkeys(map(evaluator.shape, candidates)))}
@@ -87,7 +67,7 @@ def closed(
 
     space = UniformLoop if evaluator.request.uniform else MixedLoop
 
-    def loop(half: int, record: SearchLog, tell: Callable[[str], None]) -> Loop:
+    def loop(half: int, record: SearchLog, tell: Callable[[str], None]) -> CandidateLoop:
         return space(evaluator, halves[half], tell, record, **options)
 
     if len(halves) > 1 and can_fork():
@@ -110,7 +90,7 @@ def closed(
     return [outcome for each in loops for outcome in each.outcomes()]
 
 
-def _in_turn(loops: Sequence[Loop]) -> None:
+def _in_turn(loops: Sequence[CandidateLoop]) -> None:
     live = [(loop, loop.rounds()) for loop in loops]
     while live:
         standings = [next(rounds, None) for _, rounds in live]
@@ -121,7 +101,7 @@ def _in_turn(loops: Sequence[Loop]) -> None:
                 loop.hear(other)
 
 
-def _with_child(loop: Loop, child: Child) -> list[Outcome]:
+def _with_child(loop: CandidateLoop, child: Child) -> list[Outcome]:
     """Outcomes of both halves, the second one's from a process of its own."""
     try:
         _talk(loop, child.line)
@@ -149,7 +129,7 @@ def _closed_by(child: Child) -> _Closed:
 
 
 def _other_half(
-    start: Callable[[SearchLog, Callable[[str], None]], Loop],
+    start: Callable[[SearchLog, Callable[[str], None]], CandidateLoop],
     line: "Connection[Any, Any]",
 ) -> None:
     """Close the second half and send what came of it."""
@@ -173,7 +153,7 @@ def _other_half(
     )
 
 
-def _talk(loop: Loop, line: "Connection[Any, Any]") -> None:
+def _talk(loop: CandidateLoop, line: "Connection[Any, Any]") -> None:
     """Run a loop, and exchange standings with the other after every round of either."""
     rounds = loop.rounds()
     while True:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.formatting import duration
 from millrace.planner.search.candidates import Candidate, PipelineShape, shape_of
 from millrace.planner.search.evaluation import Evaluator, Outcome, Pruned, Refused, SolvedPlan
 from millrace.planner.search.placement_groups import usable_bytes
@@ -196,7 +195,7 @@ class Ranker:
             if max_gap and self.evaluator.options(lowest.candidate) > REFINED_OPTIONS:
                 break
             done.add(lowest.candidate)
-            self.tell(f"refining number {len(done)}{self._so_far}: {lowest.candidate.text}")
+            self.tell(f"refining number {len(done)}: {lowest.candidate.text}")
             better = self.evaluator.refine(
                 lowest, usable_bytes(self.request, lowest.candidate), ranking.best_ns
             )
@@ -205,12 +204,6 @@ class Ranker:
             for outcome in (*others, better):
                 ranking.add(outcome)
         return len(done)
-
-    @property
-    def _so_far(self) -> str:
-        """Best step so far, where there is one, as progress tells it."""
-        plans = self.ranking.solved_plans
-        return f", best step {duration(self.ranking.best_ns)}" if plans else ""
 
 
 def _hopeless(ranking: Ranking) -> bool:

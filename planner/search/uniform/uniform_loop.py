@@ -6,8 +6,8 @@ reaches the best plan or its columns leave nothing open. What was asked for one 
 the same mesh and microbatch (`pricing.py`); the queue's lowest bound is the proof.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +23,18 @@ from millrace.planner.search.blocks.cost_tables import (
     PERSISTENT,
     STEP,
 )
+from millrace.planner.search.candidate_loop import CandidateLoop, Standing
 from millrace.planner.search.candidates import INTERLEAVE_MAX, Candidate
 from millrace.planner.search.evaluation import (
     NO_GAIN,
-    Evaluator,
-    Limits,
     Outcome,
     Pruned,
     Refused,
     Solved,
     SolvedPlan,
 )
-from millrace.planner.search.placement_groups import usable_bytes
 from millrace.planner.search.programs import Ask, Shape
-from millrace.planner.search.search_log import BLOCKS, SHAPES, STAGES, SearchLog, Standing
+from millrace.planner.search.search_log import BLOCKS, SHAPES, STAGES
 from millrace.planner.search.stages.even_layers import (
     COLUMNS,
     EvenLayers,
@@ -58,64 +56,32 @@ TOGETHER, ROUNDS = 32, 6  # branches that ask together at least, and as a part o
 CLOSED = 0.25  # share of the gap that was asked for, within which a branch has nothing to gain
 
 
-class UniformLoop:
+class UniformLoop(CandidateLoop):
     """Loop over candidates of a request whose framework deals out equal layers.
 
     Parameters
     ----------
-    evaluator : Evaluator
-        Its request, graph, programs, prices and what they have proven so far.
-    candidates : sequence of Candidate
-    tell : callable
-        Told a line of text now and then.
-    record : SearchLog
-        Filled with what was done.
-    limits : mapping, optional
-        Bytes that a candidate may lay out on each of its sites, where that is not what there is.
-    best_ns : float, optional
-        Step of the best plan so far.
-    apart : bool
-        True: every candidate is closed against its own best plan; False: against that of all.
+    *asked, **options
+        As for `CandidateLoop`.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        candidates: Sequence[Candidate],
-        tell: Callable[[str], None],
-        record: SearchLog,
-        *,
-        limits: Mapping[Candidate, Limits] | None = None,
-        best_ns: float = inf,
-        apart: bool = False,
-        held_ns: float = inf,
-    ) -> None:
-        self.evaluator = evaluator
-        self.candidates = candidates
-        self.tell = tell
-        self.record = record
-        self.limits = limits or {}
-        self.apart = apart
-        graph = evaluator.graph
+    def __init__(self, *asked: Any, **options: Any) -> None:
+        super().__init__(*asked, **options)
+        evaluator, graph = self.evaluator, self.evaluator.graph
         self.blocks = {block: graph.templates[block] for block in graph.blocks}
         self.templates = tuple(dict.fromkeys(self.blocks.values()))
         self.counts = np.array([list(self.blocks.values()).count(t) for t in self.templates])
         self.main = int(self.counts.argmax())
-        self.divider = ColumnDivider(evaluator, record, self.templates)
+        self.divider = ColumnDivider(evaluator, self.record, self.templates)
         self.asked: set[Ask] = set()
         self.opened: dict[Candidate, Opened] = {}
         self.refused: list[Refused] = []
         self.closed = 1 + evaluator.request.max_gap * CLOSED
-        self.best_ns = best_ns
-        self.other = Standing()
 
     # -- the queue -----------------------------------------------------------------------------
 
     def rounds(self) -> Iterator[Standing]:
-        """Price candidates, many at a time, until none may be better than the best plan so far.
-
-        After each round the standing is given out, and may be told of another's (`hear`).
-        """
+        """Price candidates, many at a time, until none may be better than the best plan so far."""
         self.tell(f"bounding {counted(len(self.candidates), 'candidates')}")
         with self.record.layer(SHAPES):
             self._open(self.candidates)
@@ -127,17 +93,9 @@ class UniformLoop:
                 self._ask([(opened, *ask) for opened, branch in batch for ask in branch.asks])
             yield self.standing
 
-    @property
-    def standing(self) -> Standing:
-        """Best step and lowest bound so far, and candidates that are open."""
-        left = [opened.bound_ns for opened in self.opened.values() if self._lowest(opened)]
-        return Standing(self.best_ns, min(left, default=inf), len(left), len(self.candidates))
-
-    def hear(self, other: Standing) -> None:
-        """Close candidates against the best plan of another loop, too."""
-        self.other = other
-        if not self.apart:
-            self.best_ns = min(self.best_ns, other.best_ns)
+    def open_bounds_ns(self) -> list[float]:
+        """Bounds of candidates that may be better than the best plan."""
+        return [opened.bound_ns for opened in self.opened.values() if self._lowest(opened)]
 
     def _cutoff_ns(self, opened: Opened) -> float:
         """Bound at which a branch of a candidate has nothing to gain."""
@@ -187,7 +145,7 @@ class UniformLoop:
             except InfeasibleError as error:
                 self.refused.append(Refused(candidate, error))
                 continue
-            limits = self.limits.get(candidate) or usable_bytes(request, candidate)
+            limits = self.limit(candidate)
             besides = evaluator.sends.buffer_bytes(candidate)
             self.opened[candidate] = Opened(
                 candidate=candidate,
