@@ -32,6 +32,8 @@ from millrace.planner.search.uniform.site_bounds import site_bounds_ns
 
 Bounded = tuple[Candidate, float]
 
+# Candidates at a time, of either loop. DeepSeek-V3 on 2,048 H100 has the same plan where 500 are
+# solved, and room is made in 96, by estimates alone.
 MANY = 24  # candidates solved together as if memory hardly mattered
 SQUEEZED = 4  # candidates made room in together: few, as a good plan prunes the rest
 ENOUGH = 3  # plans near the best, from which no other is wanted that is no better
@@ -193,8 +195,9 @@ class MixedLoop(CandidateLoop):
         """Keep an outcome, unless a better plan of its candidate is known."""
         if outcome.bound_ns < inf:
             self._rise(outcome.candidate, outcome.bound_ns)
-        else:
-            del self.bounds_ns[outcome.candidate]  # it is proven to have no plan
+        else:  # it is proven to have no plan
+            del self.bounds_ns[outcome.candidate]
+            self.opened.pop(outcome.candidate, None)
         before = self.outcome_of.get(outcome.candidate)
         if not isinstance(outcome, SolvedPlan):
             self.outcome_of.setdefault(outcome.candidate, outcome)
