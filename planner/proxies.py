@@ -59,6 +59,8 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("biased_attention_grad", Like("attention_grad", 1.1)),
     _same("attention_round", Like("attention")),
     _same("attention_grad_round", Like("attention_grad")),
+    _same("newton_schulz", Like("matmul")),
+    _same("momentum muon", Like("sgd")),
 )
 
 

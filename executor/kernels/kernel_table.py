@@ -34,7 +34,16 @@ from millrace.executor.kernels.movement import (
     widen,
 )
 from millrace.executor.kernels.native.native_table import native_kernel
-from millrace.executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from millrace.executor.kernels.optimizer import (
+    adamw,
+    learning_rate,
+    momentum,
+    muon,
+    newton_schulz,
+    sgd,
+    squared_sum,
+    step_totals,
+)
 from millrace.executor.kernels.rows.layer_norm import (
     layer_norm,
     layer_norm_grad_input,
@@ -103,8 +112,11 @@ KERNELS: dict[str, KernelFactory] = (
         "masked_softmax": masked_softmax,
         "masked_softmax_grad": masked_softmax_grad,
         "matmul": matmul,
+        "momentum": momentum,
         "mul": mul,
+        "muon": muon,
         "narrow": narrow,
+        "newton_schulz": newton_schulz,
         "pad": pad,
         "prelu": prelu,
         "prelu_grad": prelu_grad,

@@ -24,6 +24,7 @@ from millrace.planner.costs.expert_routing import launches_waited_for
 from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
     is_depthwise,
+    orthogonal_seconds,
     product_seconds,
     sizes_of,
     winograd_speed,
@@ -189,6 +190,8 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     if not firings.sizes:
         return memory_bound_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
+    if firings.kind == "newton_schulz":
+        return orthogonal_seconds(firings, device)
     if firings.kind in KINDS:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
     if is_depthwise(firings):

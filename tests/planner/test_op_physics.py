@@ -315,9 +315,11 @@ def test_the_smallest_kernel_takes_its_launch_and_ramps() -> None:
 
 # Kinds that no compiler or framework fuses with a neighbour, and why.
 NOT_FUSED = {
-    "it computes products": (kind for kind, row in OPS.items() if row.products),
+    "it computes products": (kind for kind, row in OPS.items() if row.multiplies),
     "it becomes no actor": (kind for kind, row in OPS.items() if not row.actor),
-    "it is a launch for many tensors": ("accumulate", "adamw", "sgd", "squared_sum"),
+    "it is a launch for many tensors": (
+        *("accumulate", "adamw", "sgd", "squared_sum", "momentum", "muon"),
+    ),
     "it gathers or scatters rows": (
         *("embedding", "embedding_grad", "relative_bias", "relative_bias_grad"),
         *("dispatch", "dispatch_grad", "combine", "combine_grad_input", "combine_grad_weight"),
