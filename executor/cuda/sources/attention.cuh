@@ -34,15 +34,6 @@ template <typename W> struct Tiles {
 __device__ inline int tile_row() { return threadIdx.x / SIDE; }
 __device__ inline int tile_column() { return threadIdx.x % SIDE; }
 
-// An operand that an op does not have: zero wherever it is read.
-struct none {};
-template <typename P> struct Has { static const bool value = true; };
-template <> struct Has<none> { static const bool value = false; };
-template <typename W, typename P> __device__ inline W value_at(const P* from, i64 at) {
-  return (W)wide(from[at]);
-}
-template <typename W> __device__ inline W value_at(const none*, i64) { return 0; }
-
 // `count` rows of `columns` values, `stride` elements apart.
 template <typename T> struct Rows {
   const T* begin;

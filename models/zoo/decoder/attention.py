@@ -86,7 +86,17 @@ def mix(
         f"b t {query_heads} d!, b s! {key_heads} d!, b s! {key_heads} u! "
         f"-> b t {query_heads} u!, b t {query_heads}"
     )
-    return builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    mixed = builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    if not config.sinks:
+        return mixed
+    shape = builder.tensors[mixed].shape[2:-1]
+    std = config.init_std
+    sinks = builder.parameter("attn.sinks.weight", query_heads, shape, std=std, decay=False)
+    outputs = f"b t {query_heads} u, b t {query_heads}"
+    labels = f"{outputs}, {query_heads} -> {outputs}"
+    return builder.apply(
+        "attention_sink", "attn.sunk", (mixed, f"{mixed}.logsumexp", sinks), labels
+    )
 
 
 def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:

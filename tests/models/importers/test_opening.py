@@ -35,8 +35,6 @@ def test_what_a_graph_leaves_out_is_told(tmp_path):
     open_model(str(written_config(tmp_path, model_type="gpt_oss")), 64, told=notes.append)
     assert [note.split(": ")[1][:27] for note in notes] == [
         "the soft cap of attention's",
-        "attention sinks are left ou",
-        "SwiGLU cut off at 7 is plan",
     ]
 
 

@@ -170,11 +170,32 @@ def biased_attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
     return _backward(call, inputs, True)
 
 
-def masked_softmax(call: Call, x: Array) -> Array:
+def masked_softmax(call: Call, x: Array, *sinks: Array) -> Array:
     labels = call.labels_in(0)
     _, *heads, queries, _ = labels
     scores = _masked(call, call.attributes["scale"] * x, labels, (queries, *heads))
-    return np.asarray(np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+    total = np.exp(scores).sum(-1, keepdims=True)
+    for sink in sinks:
+        total = total + call.aligned(np.exp(sink), tuple(heads), labels)
+    return np.asarray(np.exp(scores) / total)
+
+
+def masked_softmax_grad_sink(call: Call, y: Array, dy: Array) -> Array:
+    rows = -(1 - y.sum(-1)) * (y * dy).sum(-1)
+    return call.einsum([(rows, call.labels_in(0)[:-1])], call.labels_out())
+
+
+def attention_sink(call: Call, out: Array, logsumexp: Array, sink: Array) -> tuple[Array, Array]:
+    """Attention's output times the share of its keys among these and the sink."""
+    total = np.exp(logsumexp) + np.exp(sink)
+    return out * (np.exp(logsumexp) / total)[..., None], np.log(total)
+
+
+def attention_sink_grad(
+    call: Call, out: Array, logsumexp: Array, sink: Array, dout: Array
+) -> Array:
+    rows = -np.exp(sink - logsumexp) * (out * dout).sum(-1)
+    return call.einsum([(rows, call.labels_in(1))], call.labels_out())
 
 
 def masked_softmax_grad(call: Call, y: Array, dy: Array) -> Array:
@@ -203,8 +224,11 @@ SEQUENCES: dict[str, Definition] = {
     "relative_bias_grad": relative_bias_grad,
     "attention": attention,
     "attention_grad": attention_grad,
+    "attention_sink": attention_sink,
+    "attention_sink_grad": attention_sink_grad,
     "masked_softmax": masked_softmax,
     "masked_softmax_grad": masked_softmax_grad,
+    "masked_softmax_grad_sink": masked_softmax_grad_sink,
     "attention_round": attention_round,
     "attention_grad_round": attention_grad_round,
     "biased_attention": biased_attention,

@@ -61,15 +61,13 @@ GLM = LLAMA | {
     "use_qk_norm": True,
     "routed_scaling_factor": 2.5,
 }
-# Without sinks (see `lively`) and with no slope or limit of its own, SwiGLU is the plain one.
 GPT_OSS = LLAMA | {
     "head_dim": 6,
     "num_hidden_layers": 3,
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
     "sliding_window": 4,
-    "swiglu_alpha": 1.0,
-    "swiglu_limit": 1e30,
+    "swiglu_limit": 1.0,
 }
 GEMMA = LLAMA | {
     "head_dim": 6,
@@ -225,8 +223,6 @@ def lively(config: Any) -> Any:
             centre = 1.0 if "norm" in name or "ln_" in name else 0.0
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
             parameter.copy_(centre * name.endswith("weight") + spread * torch.randn_like(parameter))
-            if name.endswith("sinks"):
-                parameter.fill_(-1e9)
     return module
 
 
