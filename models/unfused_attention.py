@@ -75,10 +75,15 @@ def _write_apart(builder: GraphBuilder, op: Op, name: str, sinks: tuple[str, ...
     labels = write((query, key), (scores,), whole_labels)
     scores_tensor = add("matmul", f"{op.name}.scores", op.inputs[:2], labels, {})
     attributes = dict(op.attributes)
+    labels = write((scores,), (scores,), whole_labels)
+    if cap := attributes.pop("cap", 0):
+        factor: Attributes = {"factor": attributes["scale"] / cap}
+        part = add("scale", f"{op.name}.scores.part", (scores_tensor,), labels, factor)
+        scores_tensor = add("tanh", f"{op.name}.scores.capped", (part,), labels, {})
+        attributes["scale"] = cap
     if bias:
-        labels = write((scores,), (scores,), whole_labels)
         if attributes["scale"] != 1:  # what is added is not scaled
-            factor: Attributes = {"factor": attributes["scale"]}
+            factor = {"factor": attributes["scale"]}
             scores_tensor = add(
                 "scale", f"{op.name}.scores.scaled", (scores_tensor,), labels, factor
             )
@@ -104,6 +109,6 @@ def scores_ops(graph: Graph) -> frozenset[str]:
         maker: Op | None = op if op.kind == "masked_softmax" else None
         while maker is not None:
             names.add(maker.name)
-            passes_on = maker.kind in ("masked_softmax", "add", "scale")
+            passes_on = maker.kind in ("masked_softmax", "add", "scale", "tanh")
             maker = makers.get(maker.inputs[0]) if passes_on else None
     return frozenset(names)

@@ -31,7 +31,8 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
         _DECODER
         | _ROTARY
         | _EXPERTS
-        | {"kv_heads": 2, "window": 5, "full_layers": (1,), "sinks": True, "gate_cap": 0.5},
+        | {"kv_heads": 2, "window": 5, "full_layers": (1,), "sinks": True, "gate_cap": 0.5}
+        | {"score_cap": 0.7},
     ),
     "deepseek": (
         "decoder",

@@ -170,7 +170,8 @@ ATTENTION = (
         description="(q, k, v) b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r: "
         "softmax(scale q k) v and the logarithm of the softmax's sum; `causal`: query t sees keys "
         "up to t; `window` (0: all): only keys less than so far away; `alibi` (0: none): scores "
-        "fall with the distance, by slopes of which this is the largest exponent",
+        "fall with the distance, by slopes of which this is the largest exponent; `cap` (0: none): "
+        "scores x become cap tanh(x / cap) before anything is added",
         products=((0, 1), (3, 2)),
         extra_outputs=("logsumexp",),
         wide_outputs=(1,),

@@ -16,8 +16,6 @@ def approximations(spec: ModelSpec, config: DecoderConfig) -> tuple[str, ...]:
 
 
 def _clauses(spec: ModelSpec, config: DecoderConfig) -> Iterator[str]:
-    if config.score_cap:
-        yield f"the soft cap of attention's scores ({config.score_cap:g}) is left out"
     if config.chunk and config.chunk < spec.seq_len:
         yield (
             f"attention within chunks of {config.chunk:,} tokens is planned as a window of "

@@ -81,6 +81,8 @@ def mix(
         attributes["window"] = window
     if config.alibi:
         attributes["alibi"] = config.alibi
+    if config.score_cap:
+        attributes["cap"] = config.score_cap
     query_heads, key_heads = ("g r", "g") if grouped else ("h", "h")
     labels = (
         f"b t {query_heads} d!, b s! {key_heads} d!, b s! {key_heads} u! "

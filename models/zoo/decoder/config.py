@@ -62,10 +62,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gate_cap, gate_slope : float
         Gates and what they open are cut off at the one (0: not), and gates are sigmoids of the
         other times what is left (`clamped_swiglu` of the op table; gpt-oss).
-    score_cap, tempered_from
-        What the graph leaves out (`millrace.models.zoo.decoder.approximations`): scores are capped
-        like logits (0: not); positions from which on the scores of `unturned_layers` grow (0:
-        none).
+    score_cap : float
+        Scores are capped like logits (0: not; Gemma 2).
+    tempered_from : int
+        What the graph leaves out (`millrace.models.zoo.decoder.approximations`): positions from
+        which on the scores of `unturned_layers` grow (0: none).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
     window_rope_base : float

@@ -117,10 +117,10 @@ def _examples() -> Iterator[Example]:
     plain: Attributes = {"causal": False, "scale": 0.5}
     for causal in (True, False):
         here = plain | {"causal": causal}
-        everything = here | {"window": 70, "alibi": 8.0}
+        everything = here | {"window": 70, "alibi": 8.0, "cap": 0.5}
         yield from both(Form(attributes=here), {})
         yield from both(Form(attributes=here), _LONG)
-        yield from both(Form(attributes=here | {"window": 3}), {})
+        yield from both(Form(attributes=here | {"window": 3, "cap": 0.7}), {})
         yield from both(Form(attributes=everything, grouped=True), _LONG | _GROUPED)
         yield from _rounds(Form(attributes=here), {})
         yield from _softmaxes(here, _GROUPED)
@@ -130,7 +130,7 @@ def _examples() -> Iterator[Example]:
     yield from (*_sinks("g r", _GROUPED), *_sinks("h", {"u": 6}))
     yield from both(Form(attributes=here | {"alibi": 8.0}), {})
     yield from both(Form(attributes=plain | {"causal": True}, bias="h t s"), {})
-    yield from both(Form(attributes=plain, bias="b s"), {})
+    yield from both(Form(attributes=plain | {"cap": 0.5}, bias="b s"), {})
     yield from both(Form(attributes=plain, bias="b g r t s", grouped=True), _GROUPED)
     yield from both(Form(attributes=plain, bias="r s", grouped=True), _LONG | _GROUPED)
 

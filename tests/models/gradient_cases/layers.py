@@ -170,6 +170,7 @@ CASES: dict[str, Body] = {
     "attention, causal": partial(attended, {"causal": True}),
     "attention, window": partial(attended, {"causal": True, "window": 2}),
     "attention, alibi": partial(attended, {"causal": True, "alibi": 8.0}),
+    "attention, cap": partial(attended, {"causal": True, "cap": 0.6}),
     "attention, elsewhere": attended_elsewhere,
     "attention, sinks": sunk,
     "biased_attention": partial(biased, {}),

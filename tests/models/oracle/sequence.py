@@ -99,6 +99,8 @@ def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, t
     query, key = call.labels_in(0), call.labels_in(1)
     labels = (*query[:-1], key[1])
     scores = call.attributes["scale"] * call.einsum([(inputs[0], query), (inputs[1], key)], labels)
+    if cap := call.attributes.get("cap", 0):
+        scores = cap * np.tanh(scores / cap)
     if bias:
         scores = scores + call.aligned(inputs[3], call.labels_in(3), labels)
     return _masked(call, scores, labels, (query[1], *query[2:-1])), labels
@@ -144,6 +146,9 @@ def _backward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array,
     of_weights = call.einsum([(dout, out_labels), (inputs[2], value)], labels)
     of_scores = weights * (of_weights - (dout * out).sum(-1)[..., None])
     scaled = of_scores * call.attributes["scale"]
+    if cap := call.attributes.get("cap", 0):
+        plain = call.einsum([(inputs[0], query), (inputs[1], key)], labels)
+        scaled = scaled * (1 - np.tanh(call.attributes["scale"] * plain / cap) ** 2)
     gradients = (
         call.einsum([(scaled, labels), (inputs[1], key)], query),
         call.einsum([(scaled, labels), (inputs[0], query)], key),

@@ -74,7 +74,6 @@ GEMMA = LLAMA | {
     "num_hidden_layers": 3,
     "sliding_window": 4,
     "query_pre_attn_scalar": 5,
-    "attn_logit_softcapping": None,
     "pad_token_id": None,
 }
 LLAMA4 = LLAMA | {
@@ -180,7 +179,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GLM | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     ),
     "gpt_oss": ("gpt_oss", GPT_OSS),
-    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 2.0}),
+    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.8}),
     "gemma3_text": ("gemma3_text", GEMMA | {"layer_types": ["sliding_attention"] * 2 + [FULL]}),
     "gemma3_text, other angles, stretched": (
         "gemma3_text",
