@@ -21,5 +21,3 @@ def _clauses(spec: ModelSpec, config: DecoderConfig) -> Iterator[str]:
             f"attention within chunks of {config.chunk:,} tokens is planned as a window of "
             f"{config.chunk // 2:,}, as many keys as a query of a chunk sees on average"
         )
-    if 0 < config.tempered_from <= spec.seq_len:
-        yield f"scores do not grow from position {config.tempered_from:,} on"

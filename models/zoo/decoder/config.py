@@ -64,9 +64,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         other times what is left (`clamped_swiglu` of the op table; gpt-oss).
     score_cap : float
         Scores are capped like logits (0: not; Gemma 2).
-    tempered_from : int
-        What the graph leaves out (`millrace.models.zoo.decoder.approximations`): positions from
-        which on the scores of `unturned_layers` grow (0: none).
+    tempered_from, tempered_scale
+        Positions from which on the scores of `unturned_layers` grow (0: none), and how much (Llama
+        4).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
     window_rope_base : float
@@ -136,6 +136,7 @@ rope_slow, rope_truncate
     score_cap: float = 0.0
     sinks: bool = False
     tempered_from: int = 0
+    tempered_scale: float = 0.1
     gate_cap: float = 0.0
     gate_slope: float = 1.702
     rotary_dims: int = 0

@@ -200,6 +200,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": False,
             "interleave_moe_layer_step": 1,
             "no_rope_layers": [1, 0, 1, 0],
+            "floor_scale": 3,
+            "attn_scale": 0.7,
             "rope_parameters": LLAMA31 | {"high_freq_factor": 1.0},
         },
     ),
