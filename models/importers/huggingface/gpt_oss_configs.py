@@ -1,7 +1,7 @@
 """Configs of gpt-oss: attention sinks, windows in every other layer, biases, SwiGLU cut off.
 
 Its router takes a softmax over the chosen scores alone, which is that over all of them, made to sum
-to one. Sinks and cut-offs are read, and noted: graphs leave them out.
+to one.
 """
 
 from typing import Any
@@ -36,6 +36,7 @@ GPT_OSS: dict[str, Any] = LLAMA | {
     "rms_norm_eps": 1e-5,
     "attention_bias": True,
     "swiglu_limit": 7.0,
+    "swiglu_alpha": 1.702,
     "rope_theta": 150000.0,
     "router_aux_loss_coef": 0.001,
     "output_router_logits": False,
@@ -61,7 +62,8 @@ def _gpt_oss(keys: Keys, _: str) -> Mapped:
         "window": window,
         "full_layers": full_layers(keys, range(1, layers, 2)) if window else (),
         "sinks": True,
-        "gate_cap": keys.number("swiglu_limit", null=0.0),
+        "gate_cap": keys.number("swiglu_limit", least=1e-6),
+        "gate_slope": keys.number("swiglu_alpha", least=1e-6),
         "experts": keys.integer("num_local_experts", most=EXPERTS_MAX),
         "experts_per_token": keys.integer("num_experts_per_tok"),
         "expert_hidden": keys.integer("intermediate_size"),

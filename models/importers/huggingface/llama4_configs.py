@@ -1,7 +1,7 @@
 """Configs of Llama 4: one expert a token and a shared one, chunks, layers that turn nothing.
 
-Of a model with images the part for text is read. Chunks and scores that grow with the position are
-read, and noted where sequences are long enough for them: graphs leave them out.
+Of a model with images the part for text is read. Chunks are read, and noted where sequences are
+longer: graphs have windows of their mean length.
 """
 
 from typing import Any
@@ -42,6 +42,7 @@ LLAMA4: dict[str, Any] = LLAMA | {
     "attention_chunk_size": 8192,
     "attn_temperature_tuning": True,
     "floor_scale": 8192,
+    "attn_scale": 0.1,
     "router_aux_loss_coef": 0.001,
     "router_jitter_noise": 0.0,
     "output_router_logits": False,
@@ -96,6 +97,7 @@ def _positions(keys: Keys, layers: int) -> Config:
         "chunk": chunk if len(full) < layers else 0,
         "full_layers": full if chunk and len(full) < layers else (),
         "tempered_from": keys.integer("floor_scale") if tempered and unturned else 0,
+        "tempered_scale": keys.number("attn_scale"),
     }
 
 

@@ -10,6 +10,8 @@ Grouped queries: Ainslie et al., arXiv 2305.13245 (2023). Windows: Jiang et al.,
 arXiv 2310.06825 (2023), section 2. ALiBi: Press et al., arXiv 2108.12409 (2021).
 """
 
+import numpy as np
+
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.ops import Attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
@@ -30,6 +32,7 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
         _positioned(builder, config, layer, part, projected, f"b t {dims}")
         for part, projected, dims in (("q", query, queries), ("k", key, keys))
     )
+    query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     return project_out(builder, config, mixed, grouped=grouped)
 
@@ -81,12 +84,24 @@ def mix(
         attributes["window"] = window
     if config.alibi:
         attributes["alibi"] = config.alibi
+    if config.score_cap:
+        attributes["cap"] = config.score_cap
     query_heads, key_heads = ("g r", "g") if grouped else ("h", "h")
     labels = (
         f"b t {query_heads} d!, b s! {key_heads} d!, b s! {key_heads} u! "
         f"-> b t {query_heads} u!, b t {query_heads}"
     )
-    return builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    mixed = builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    if not config.sinks:
+        return mixed
+    shape = builder.tensors[mixed].shape[2:-1]
+    std = config.init_std
+    sinks = builder.parameter("attn.sinks.weight", query_heads, shape, std=std, decay=False)
+    outputs = f"b t {query_heads} u, b t {query_heads}"
+    labels = f"{outputs}, {query_heads} -> {outputs}"
+    return builder.apply(
+        "attention_sink", "attn.sunk", (mixed, f"{mixed}.logsumexp", sinks), labels
+    )
 
 
 def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
@@ -143,3 +158,18 @@ def _positioned(
     name = f"attn.{part}.rotary"
     labels = f"{dims}! -> {dims}!"
     return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config, layer))
+
+
+def _tempered(
+    builder: GraphBuilder, config: DecoderConfig, layer: int, query: str, dims: str
+) -> str:
+    """Add the factors by which queries grow with their positions, where there are any but one.
+
+    Meta's Llama 4 (April 2025) has them where nothing is turned: 1 + a log(1 + (t + 1) // n).
+    """
+    tokens, step = builder.tokens_per_sample, config.tempered_from
+    if not 0 < step <= tokens or layer not in config.unturned_layers:
+        return query
+    factors = 1 + config.tempered_scale * np.log1p(np.arange(1, tokens + 1) // step)
+    grown = builder.constant("attn.q.factors", "t", factors)
+    return builder.apply("mul", "attn.q.tempered", (query, grown), f"{dims}, t -> {dims}")

@@ -274,7 +274,8 @@ def _tied(folded: Folded) -> dict[str, str]:
     for op in folded.ops:
         row = op_kind(op.kind)
         if row.state and not row.updates:
-            leader_by_op[op.name] = gradients[op.inputs[0]] = variables[str(op.attributes["variable"])]
+            variable = variables[str(op.attributes["variable"])]
+            leader_by_op[op.name] = gradients[op.inputs[0]] = variable
         if op.phase == Phase.RECOMPUTE:
             leader_by_op[op.name] = op.name.removesuffix(".recompute")
         if op_kind(op.kind).updates and op.inputs[0] in variables:

@@ -41,13 +41,10 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
 def shifted(name: str, value: Array, config: Any) -> Array:
     """Value of a parameter where a one that the model adds to it is part of it.
 
-    Gemma's norms multiply by one plus their weight, gpt-oss multiplies by one plus what the gate
-    opens, whose features alternate with the gate's.
+    Gemma's norms multiply by one plus their weight.
     """
     if config.model_type.startswith("gemma") and "norm" in name:
         return value + 1
-    if config.model_type == "gpt_oss" and name.endswith("gate_up_proj_bias"):
-        return value + np.arange(value.shape[-1]) % 2
     return value
 
 
@@ -141,7 +138,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("ln_2", "norm_2", "pre_feedforward_layernorm"), same("ln2")),
     "post_attention_layernorm": second_norm,
     "post_feedforward_layernorm": same("mlp.post"),
-    "self_attn.sinks": lambda value, config: {},
+    "self_attn.sinks": same("attn.sinks"),
     "self_attn.q_proj": turned_first,
     "self_attn.q_b_proj": turned_first,
     "self_attn.k_proj": linear("attn.k"),
