@@ -237,19 +237,16 @@ class StrategyCosts:
         op = op_options.op
         out = self.tensors[op.outputs[0]]
         often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
-        later = op.phase is Phase.BACKWARD_WEIGHT
-        column = (DEFERRABLE if later else MICROBATCH) if often else STEP
+        deferrable = op.phase is Phase.BACKWARD_WEIGHT
+        column = (DEFERRABLE if deferrable else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(op_options)
         made_states = op_options.states[len(op.inputs)]
         row = op_kind(op.kind)
-        if self.hosts and (
-            row.updates or row.state or (op.inputs and op.inputs[0] in self.masters)
-        ):
+        cast = op.inputs and op.inputs[0] in self.masters
+        if self.hosts and (row.updates or row.state or cast):
             figures[STEP] += self._copies_ns(op_options)
-        if not self.hosts and (states := state_of(op.kind, op.attributes)):
-            figures[PERSISTENT] += len(states) * self.local_bytes(
-                op.inputs[0], op_options.states[0]
-            )
+        if not self.hosts and (names := state_of(op.kind, op.attributes)):
+            figures[PERSISTENT] += len(names) * self.local_bytes(op.inputs[0], op_options.states[0])
         if row.updates or op.outputs[0] in self.masters or op.kind in NOT_STORED:
             return  # it lies in its variable, in host memory, or there is one layer's at a time
         if out.rate is Rate.STEP:
