@@ -21,9 +21,7 @@ import numpy as np
 from millrace.models.arrays import Floats
 from millrace.models.labels import parse
 from millrace.models.ops import op_kind
-from millrace.models.ops.orthogonal import matrix_sizes
 from millrace.planner.cluster import Device
-from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
 from millrace.planner.costs.op_batch import NARROW, OpFirings, peak_flops_per_s
 
 Labels = tuple[str, ...]
@@ -196,25 +194,6 @@ def product_seconds(sizes: ProductSizes, precision: str, device: Device) -> Floa
         fastest = seconds if fastest is None else np.minimum(fastest, seconds)
     assert fastest is not None, "there are tiles"
     return fastest
-
-
-def orthogonal_seconds(firings: OpFirings, device: Device) -> Floats:
-    """Seconds of the rounds of a `newton_schulz`: three products each, every one read and written.
-
-    Raises
-    ------
-    ClusterError
-        The device has no rate for the precision.
-    """
-    batch, rows, columns = matrix_sizes(firings.labels, firings.attributes, firings.sizes)
-    short, long = np.minimum(rows, columns), np.maximum(rows, columns)
-    item = ITEM_BYTES.get(firings.precision, 4)
-    total: Floats = np.zeros(np.shape(firings.bytes))
-    for m, n, k in ((short, short, long), (short, short, short), (short, long, short)):
-        product_s = product_seconds(ProductSizes(batch, m, n, k), firings.precision, device)
-        moved = item * batch * (m * k + k * n + m * n)
-        total = total + np.maximum(product_s, moved / bandwidth_bytes_per_s(device))
-    return total * float(firings.attributes["rounds"])
 
 
 def _padded(size: Floats, item: int) -> Floats:

@@ -17,14 +17,16 @@ import numpy as np
 
 from millrace.models.arrays import Floats, Ints
 from millrace.models.labels import parse
+from millrace.models.ops.orthogonal import matrix_sizes
 from millrace.planner.cluster import Device, Software
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.attention import KINDS, attention_seconds
 from millrace.planner.costs.expert_routing import launches_waited_for
 from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
+    ITEM_BYTES,
+    ProductSizes,
     is_depthwise,
-    orthogonal_seconds,
     product_seconds,
     sizes_of,
     winograd_speed,
@@ -193,7 +195,7 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
         return memory_bound_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
     if firings.kind == "newton_schulz":
-        return orthogonal_seconds(firings, device)
+        return _orthogonal_seconds(firings, device)
     if firings.kind in KINDS:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
     if firings.kind in RECURRENCE_RATES:
@@ -204,6 +206,19 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     if device.multiprocessors:
         product_s = product_s / winograd_speed(firings)
     return np.maximum(moving_s, product_s)
+
+
+def _orthogonal_seconds(firings: OpFirings, device: Device) -> Floats:
+    """Seconds of the rounds of a `newton_schulz`: three products each, every one read and written."""
+    batch, rows, columns = matrix_sizes(firings.labels, firings.attributes, firings.sizes)
+    short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+    item = ITEM_BYTES.get(firings.precision, 4)
+    total: Floats = np.zeros(np.shape(firings.bytes))
+    for m, n, k in ((short, short, long), (short, short, short), (short, long, short)):
+        product_s = product_seconds(ProductSizes(batch, m, n, k), firings.precision, device)
+        moved = item * batch * (m * k + k * n + m * n)
+        total = total + np.maximum(product_s, moved / bandwidth_bytes_per_s(device))
+    return total * float(firings.attributes["rounds"])
 
 
 def times_beyond(firing: OpFirings, device: Device) -> float:
