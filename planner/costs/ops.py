@@ -209,7 +209,7 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
 
 
 def _orthogonal_seconds(firings: OpFirings, device: Device) -> Floats:
-    """Seconds of the rounds of a `newton_schulz`: three products each, every one read and written."""
+    """Seconds of the rounds of a `newton_schulz`: three products each, read and written."""
     batch, rows, columns = matrix_sizes(firings.labels, firings.attributes, firings.sizes)
     short, long = np.minimum(rows, columns), np.maximum(rows, columns)
     item = ITEM_BYTES.get(firings.precision, 4)
