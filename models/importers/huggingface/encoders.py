@@ -3,7 +3,7 @@
 Defaults are those of the configuration classes of transformers (release 5).
 """
 
-from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.mapping import Mapped, ModelType
 from millrace.models.spec import Config

@@ -31,6 +31,10 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
         for part, projected, dims in (("q", query, queries), ("k", key, keys))
     )
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
+    if config.attention_gate:
+        mixed = _gated(builder, config, x, mixed, queries, heads)
+    if config.inner_norms:
+        mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
     return project_out(builder, config, mixed, grouped=grouped)
 
 
@@ -127,6 +131,33 @@ def _projected(
     )
 
 
+def _gated(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    x: str,
+    mixed: str,
+    heads: str,
+    sizes: dict[str, int],
+) -> str:
+    """Add the gate of what the heads made, of as many features."""
+    dims = f"b t {heads}"
+    labels, std = f"b t k, k {heads} -> {dims}", config.init_std
+    logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
+    gate = builder.apply("sigmoid", "attn.gate.open", (logit,), f"{dims} -> {dims}")
+    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, {dims} -> {dims}")
+
+
+def whole_norm(
+    builder: GraphBuilder, config: DecoderConfig, name: str, x: str, heads: str, kind: str
+) -> str:
+    """Add a norm over the features of all heads together, which stay dims of their own."""
+    shape = builder.tensors[x].shape
+    flat = builder.apply("rearrange", f"{name}.flat", (x,), f"b t {heads} -> b t ({heads})")
+    normed = add_norm(builder, name, flat, "b t n", kind=kind, epsilon=config.epsilon)
+    labels = f"b t ({heads}) -> b t {heads}"
+    return builder.apply("rearrange", f"{name}.heads", (normed,), labels, shapes=(shape,))
+
+
 def _positioned(
     builder: GraphBuilder, config: DecoderConfig, layer: int, part: str, x: str, dims: str
 ) -> str:
@@ -135,8 +166,10 @@ def _positioned(
     A norm without weights gives the same before and behind the turn (Llama 4 has it behind).
     """
     turned = config.rotary_dims > 0 and layer not in config.unturned_layers
-    if config.qk_norm and (turned or config.qk_norm != "unscaled"):
-        name = f"attn.{part}.norm"
+    name = f"attn.{part}.norm"
+    if config.qk_norm and config.qk_norm_whole:
+        x = whole_norm(builder, config, name, x, dims.removeprefix("b t "), config.qk_norm)
+    elif config.qk_norm and (turned or config.qk_norm != "unscaled"):
         x = add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
     if not turned:
         return x

@@ -4,7 +4,8 @@ Shape legend: b batch, t sequence, e experts, c places of an expert, k hidden re
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.decoder.config import RELU2, DecoderConfig
+from millrace.models.zoo.norms import add_norm
 
 
 def feed_forward(
@@ -19,6 +20,10 @@ def feed_forward(
         for part in parts
     )
     active = _activated(builder, config, name, wide, "b t n")
+    if config.inner_norms:
+        active = add_norm(
+            builder, f"{name}.norm", active, "b t n", kind=config.norm, epsilon=config.epsilon
+        )
     sizes = {"n": config.hidden}
     std = config.residual_std
     return dense(builder, f"{name}.down", active, labels, sizes, std=std, bias=bias)
@@ -44,10 +49,19 @@ def _activated(
 ) -> str:
     """Add the activation of one product, or of a gate times the other product."""
     if not config.gated:
-        return builder.apply(config.activation, f"{name}.active", wide, f"{dims} -> {dims}")
+        return _pointwise(builder, config, f"{name}.active", wide[0], dims)
     labels = f"{dims}, {dims} -> {dims}"
     if config.activation == "silu":
         return builder.apply("swiglu", f"{name}.active", wide, labels)
     gate, up = wide
-    opened = builder.apply(config.activation, f"{name}.open", (gate,), f"{dims} -> {dims}")
+    opened = _pointwise(builder, config, f"{name}.open", gate, dims)
     return builder.apply("mul", f"{name}.active", (opened, up), labels)
+
+
+def _pointwise(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, dims: str) -> str:
+    """Add the model's activation; relu2 is the square of relu (So et al., arXiv 2109.08668)."""
+    labels = f"{dims} -> {dims}"
+    if config.activation != RELU2:
+        return builder.apply(config.activation, name, (x,), labels)
+    positive = builder.apply("relu", f"{name}.relu", (x,), labels)
+    return builder.apply("power", name, (positive,), labels, attributes={"exponent": 2.0})

@@ -101,7 +101,8 @@ def _loss(builder: GraphBuilder, name: str, logits: str, targets: str) -> str:
 
 
 def _capped(builder: GraphBuilder, config: DecoderConfig, name: str, logits: str) -> str:
-    """Add the soft cap of the logits, where the model has one."""
+    """Add scale and soft cap of the logits, where the model has them."""
+    logits = scaled(builder, f"{name}.scaled", logits, "b t v", config.logit_scale)
     if not config.logit_cap:
         return logits
     dims = "b t v"
