@@ -10,6 +10,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
 }

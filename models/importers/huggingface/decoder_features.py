@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import sqrt
 
 from millrace.models.importers.huggingface.activations import ACTIVATIONS
-from millrace.models.importers.huggingface.decoder_types import DecoderType
+from millrace.models.importers.huggingface.decoder_types import NULL, DecoderType
 from millrace.models.importers.huggingface.expert_features import expert_fields
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.layer_patterns import window_fields
@@ -61,7 +61,7 @@ GPT_FIELDS = (
 """Fields that the zoo's GPT has as well."""
 ALWAYS = frozenset(
     {
-        *("head_dim", "layer_types", "mlp_layer_types", "rope_scaling", "rope_parameters"),
+        *("head_dim", "layer_types", "rope_scaling", "rope_parameters"),
         *("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
         "num_nextn_predict_layers",
     }
@@ -94,6 +94,8 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= expert_fields(keys)
     if "attn_config" in keys.values:
         fields |= _mpt_attention(keys.section("attn_config"))
+    if "gating" in keys.values:
+        fields |= _laguna_gates(keys)
     if "multi_query" in keys.values:
         fields |= _shared_keys(keys)
     switched_off = {field for key, field in SWITCHES.items() if not keys.flag(key, True)}
@@ -127,10 +129,18 @@ def _declared(keys: Keys, row: DecoderType) -> Keys:
     declared = {row.names.get(name, name) for name in (*row.keys, *row.only)} | ALWAYS
     keys = keys.without(*(keys.values.keys() - declared))
     for name, value in row.only.items():
-        if isinstance(value, bool) and keys.flag(name, value, null=value) is not value:
-            raise keys.error(name, f"this is not supported; expected {str(value).lower()}")
-        if isinstance(value, str):
+        if isinstance(value, bool):
+            if keys.flag(name, value, null=value) is not value:
+                raise keys.error(name, f"this is not supported; expected {str(value).lower()}")
+            continue
+        if value == NULL and keys.has(name):
+            raise keys.error(name, "this is not supported; expected null")
+        if isinstance(value, str) and value != NULL:
             keys.choice(name, {value: value}, value, null=value)
+        if isinstance(value, int) and keys.number(name, value, least=-1e30, null=value) != value:
+            raise keys.error(name, f"this is not supported; expected {value}")
+        if isinstance(value, list) and set(keys.texts(name)) - set(value):
+            raise keys.error(name, f"this is not supported; expected {' and '.join(value)} alone")
     if row.rope and not keys.has("rope_scaling") and not keys.has("rope_parameters"):
         return keys.without("rope_parameters").over({"rope_parameters": row.rope})
     return keys
@@ -194,8 +204,8 @@ def _rotary_fields(keys: Keys, head_dim: int, positions: int) -> Config:
         return {"rotary_dims": keys.integer("rotary_dim"), "rope_base": keys.number("rope_theta")}
     if "kv_lora_rank" in keys.values:
         return rotary_fields(keys, keys.integer("qk_rope_head_dim"), positions)
-    keys, local = angles_by_layer(keys)
-    return rotary_fields(keys, head_dim, positions) | {"window_rope_base": local}
+    keys, of_windows = angles_by_layer(keys, head_dim)
+    return rotary_fields(keys, head_dim, positions) | of_windows
 
 
 def _flags(keys: Keys, flags: dict[str, tuple[str, ...]]) -> Config:
@@ -238,6 +248,18 @@ def _shared_keys(keys: Keys) -> Config:
         "shared_norm": (parallel or grouped) and not (grouped and norms == 2),
     }
     return fields | ({"kv_heads": 1} if one_head and not grouped else {})
+
+
+def _laguna_gates(keys: Keys) -> Config:
+    """Fields of Laguna's gates; its layers may have several numbers of heads, which is refused."""
+    heads = keys.integer("num_attention_heads")
+    if set(keys.integers("num_attention_heads_per_layer", (), null=())) - {heads}:
+        raise keys.error(
+            "num_attention_heads_per_layer", f"layers of another number of heads than {heads}"
+        )
+    ways = {"per-head": True, "per-element": False}
+    gating = keys.values["gating"]
+    return {"gate_per_head": True if gating is True else keys.choice("gating", ways)}
 
 
 def _mpt_attention(attention: Keys) -> Config:

@@ -62,17 +62,19 @@ def rotary_fields(
     return fields
 
 
-def angles_by_layer(keys: Keys) -> tuple[Keys, float]:
-    """Return keys with the angles of layers that see all keys, and the base of all others.
+def angles_by_layer(keys: Keys, head_dim: int) -> tuple[Keys, Config]:
+    """Return keys with the angles of layers that see all keys, and the fields of all others.
 
-    The base is 0 where angles are the same in all layers. Angles are written in two forms: as other
-    models write them, with `rope_local_base_freq` beside them (Gemma 3), or as a `rope_parameters`
-    for each kind of layer.
+    The fields are those of layers with a window, where their angles differ. Angles are written in
+    two forms: as other models write them, with `rope_local_base_freq` beside them (Gemma 3), or as
+    a `rope_parameters` for each kind of layer.
 
     Parameters
     ----------
     keys : Keys
         Those of the whole configuration, with defaults.
+    head_dim : int
+        Features of a head.
 
     Raises
     ------
@@ -83,15 +85,21 @@ def angles_by_layer(keys: Keys) -> tuple[Keys, float]:
     local = keys.number(name, least=1.0) if keys.has(name) else 0.0
     kinds = keys.section("rope_parameters")
     if not (kinds.has("full_attention") or kinds.has("sliding_attention")):
-        return keys, local
+        return keys, {"window_rope_base": local}
     short, long = kinds.section("sliding_attention"), kinds.section("full_attention")
     if short.text("rope_type", "default", null="default") != "default":
         raise short.error("rope_type", "angles of layers with a window are not stretched")
-    if short.values.get("partial_rotary_factor") != long.values.get("partial_rotary_factor"):
-        raise short.error("partial_rotary_factor", "expected that of `full_attention`")
     local = short.number("rope_theta", local or BASE, least=1.0, null=local or BASE)
+    usual = keys.number("partial_rotary_factor", 1.0, most=1.0, null=1.0)
+    shares = [
+        kind.number("partial_rotary_factor", usual, most=1.0, null=usual) for kind in (short, long)
+    ]
+    turned = int(head_dim * shares[0]) if shares[0] != shares[1] else 0
     stretched = {"rope_parameters": long.values}
-    return keys.without("rope_scaling", "rope_parameters").over(stretched), local
+    return keys.without("rope_scaling", "rope_parameters").over(stretched), {
+        "window_rope_base": local,
+        "window_rotary_dims": turned,
+    }
 
 
 def rope_section(keys: Keys) -> Keys:

@@ -43,7 +43,7 @@ def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
     short = config.window_rope_base > 0 and layer not in config.full_layers
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,
-        "dims": config.rotary_dims,
+        "dims": (config.window_rotary_dims if short else 0) or config.rotary_dims,
         "interleaved": config.rope_interleaved,
         "inverse": False,
     }
@@ -139,12 +139,14 @@ def _gated(
     heads: str,
     sizes: dict[str, int],
 ) -> str:
-    """Add the gate of what the heads made, of as many features."""
+    """Add the gate of what the heads made, of as many features or a number for each head."""
     dims = f"b t {heads}"
-    labels, std = f"b t k, k {heads} -> {dims}", config.init_std
+    open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
+    labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std
     logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
-    gate = builder.apply("sigmoid", "attn.gate.open", (logit,), f"{dims} -> {dims}")
-    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, {dims} -> {dims}")
+    labels = f"b t {open_dims} -> b t {open_dims}"
+    gate = builder.apply(config.attention_gate, "attn.gate.open", (logit,), labels)
+    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, b t {open_dims} -> {dims}")
 
 
 def whole_norm(
@@ -166,13 +168,20 @@ def _positioned(
     A norm without weights gives the same before and behind the turn (Llama 4 has it behind).
     """
     turned = config.rotary_dims > 0 and layer not in config.unturned_layers
+    normed = config.qk_norm and (turned or config.qk_norm != "unscaled")
+    if normed and not config.qk_norm_last:
+        x = _query_norm(builder, config, part, x, dims)
+    if turned:
+        labels, attributes = f"{dims}! -> {dims}!", rotary_attributes(config, layer)
+        x = builder.apply("rotary", f"attn.{part}.rotary", (x,), labels, attributes=attributes)
+    if normed and config.qk_norm_last:
+        x = _query_norm(builder, config, part, x, dims)
+    return x
+
+
+def _query_norm(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
+    """Add the norm of queries or keys, over the features of a head or of all together."""
     name = f"attn.{part}.norm"
-    if config.qk_norm and config.qk_norm_whole:
-        x = whole_norm(builder, config, name, x, dims.removeprefix("b t "), config.qk_norm)
-    elif config.qk_norm and (turned or config.qk_norm != "unscaled"):
-        x = add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
-    if not turned:
-        return x
-    name = f"attn.{part}.rotary"
-    labels = f"{dims}! -> {dims}!"
-    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config, layer))
+    if config.qk_norm_whole:
+        return whole_norm(builder, config, name, x, dims.removeprefix("b t "), config.qk_norm)
+    return add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)

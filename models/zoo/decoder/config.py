@@ -13,8 +13,9 @@ from millrace.models.zoo.family import check_depth
 
 NORMS = ("rms", "layer", "scale", "unscaled", "bare")
 QUERY_NORMS = ("", "rms", "layer", "scale", "unscaled")
-RELU2 = "relu2"
-FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, RELU2)
+GATES = ("", "sigmoid", "softplus")
+RELU2, XIELU = "relu2", "xielu"
+FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, RELU2, XIELU)
 ROUTERS = ("softmax", "sigmoid")
 
 
@@ -48,6 +49,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Attention and feed-forward part read the same residual stream; and the same norm of it.
     pre_norms, post_norms : bool
         What attention and feed-forward part read is normed; what they add to the stream is normed.
+    sum_norms : bool
+        The stream itself is normed behind every sum, and no more before the head (GPT-1).
+    expert_norm : bool
+        What experts, with the one that all tokens visit, make is normed.
     inner_norms : bool
         What the heads made, and the opened features of the feed-forward part, are normed over all
         of them (BitNet).
@@ -59,10 +64,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     qk_norm : str
         Queries and keys are normed over a head's features: "", "rms", "layer" or "unscaled" (root
         mean square without weights, and only in layers that turn by position).
-    qk_norm_whole : bool
-        Norms of queries and keys are over the features of all heads together (OLMo 2).
-    attention_gate : bool
-        What the heads made is multiplied by the sigmoid of a projection of what they read.
+    qk_norm_whole, qk_norm_last : bool
+        Norms of queries and keys are over the features of all heads together (OLMo 2); they come
+        behind the turn by position (HunYuan).
+    attention_gate, gate_per_head
+        What the heads made is multiplied by the "sigmoid" or "softplus" of a projection of what
+        they read ("": not), a number for every feature or for every head.
     clip_qkv : float
         Queries, keys and values are brought between minus this and this (0: as they are).
     attention_scale : float
@@ -82,8 +89,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         there (0: not).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
-    window_rope_base : float
-        Base of layers with a window, whose angles are not stretched (0: as all others).
+    window_rope_base, window_rotary_dims
+        Base of layers with a window, whose angles are not stretched, and how many features turn in
+        them (0: as all others).
     unturned_layers : tuple of int
         Layers in which nothing is turned by position.
     rope_scaling, rope_factor, rope_amplitude, rope_original, rope_low, rope_high, rope_fast, \
@@ -148,12 +156,16 @@ rope_slow, rope_truncate
     shared_norm: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
+    expert_norm: bool = False
     inner_norms: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str = ""
     qk_norm_whole: bool = False
-    attention_gate: bool = False
+    qk_norm_last: bool = False
+    attention_gate: str = ""
+    gate_per_head: bool = False
     clip_qkv: float = 0.0
     attention_scale: float = 0.0
     alibi: float = 0.0
@@ -168,6 +180,7 @@ rope_slow, rope_truncate
     rope_base: float = 10000.0
     rope_interleaved: bool = False
     window_rope_base: float = 0.0
+    window_rotary_dims: int = 0
     unturned_layers: tuple[int, ...] = ()
     rope_scaling: str = ""
     rope_factor: float = 1.0
@@ -232,7 +245,7 @@ rope_slow, rope_truncate
 _POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "head_dim")
 _COUNTS = (
     *("window", "chunk", "tempered_from"),
-    *("rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
+    *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
     *("mtp_layers", "learned_positions", "position_offset"),
 )
@@ -259,6 +272,7 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     check_depth(spec, "layers", config.layers)
     _one_of(name, "norm", config.norm, NORMS)
     _one_of(name, "qk_norm", config.qk_norm, QUERY_NORMS)
+    _one_of(name, "attention_gate", config.attention_gate, GATES)
     _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
     for field in ("full_layers", "dense_layers", "unturned_layers"):
         for layer in getattr(config, field):
@@ -269,8 +283,9 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
                 )
     if config.shared_norm and not config.parallel:
         raise ModelError(f"{name}: `shared_norm` needs `parallel`: set both or neither")
-    if config.post_norms and config.parallel:
-        raise ModelError(f"{name}: `post_norms` and `parallel` exclude each other: set one")
+    for field in ("post_norms", "sum_norms"):
+        if getattr(config, field) and config.parallel:
+            raise ModelError(f"{name}: `{field}` and `parallel` exclude each other: set one")
     _check_positions(name, spec.seq_len, config)
     _check_attention(name, config)
     has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
@@ -296,11 +311,12 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
         raise ModelError(
             f"{name}: heads ({config.heads}) is not divisible by kv_heads ({config.kv_heads})"
         )
-    if config.rotary_dims % 2 or config.rotary_dims > config.head_dim:
-        raise ModelError(
-            f"{name}: `rotary_dims` is {config.rotary_dims}; features turn in pairs, so use an "
-            f"even number up to head_dim ({config.head_dim})"
-        )
+    for field in ("rotary_dims", "window_rotary_dims"):
+        if (dims := getattr(config, field)) % 2 or dims > config.head_dim:
+            raise ModelError(
+                f"{name}: `{field}` is {dims}; features turn in pairs, so use an even number up to "
+                f"head_dim ({config.head_dim})"
+            )
     for field in ("rope_base", "window_rope_base"):
         if (base := getattr(config, field)) <= 1 and (base or field == "rope_base"):
             raise ModelError(f"{name}: `{field}` is {base}, not above 1")

@@ -20,6 +20,7 @@ from math import ceil
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.feed_forward import expert_products, feed_forward
+from millrace.models.zoo.norms import add_norm
 
 
 def capacity(config: DecoderConfig, seq_len: int) -> int:
@@ -81,6 +82,10 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         if config.shared_gate:
             shared = _opened(builder, config, x, shared)
         out = builder.apply("add", "experts.sum", (out, shared), "b t n, b t n -> b t n")
+    if config.expert_norm:
+        out = add_norm(
+            builder, "experts.norm", out, "b t n", kind=config.norm, epsilon=config.epsilon
+        )
     return out, _balance(builder, config, scores, routes[0])
 
 

@@ -20,7 +20,7 @@ def add_layer(
     first = _pre_norm(builder, config, "ln1", x)
     mixed = _addend(builder, config, "attn", attend(builder, config, first, layer))
     if not config.parallel:
-        x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
+        x = _summed(builder, config, "attn", "ln1", (x, mixed))
     second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x)
     balance = None
     if config.has_experts(layer):
@@ -31,12 +31,17 @@ def add_layer(
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
-    return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n"), balance
+    return _summed(builder, config, "mlp", "ln2", (x, mlp_output)), balance
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
     """Add the model's kind of norm of the residual stream `x`, `b t d`."""
     return add_norm(builder, name, x, "b t d", kind=config.norm, epsilon=config.epsilon)
+
+
+def final_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
+    """Add the norm before the head, where sums are not normed already."""
+    return x if config.sum_norms else stream_norm(builder, config, name, x)
 
 
 def scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -> str:
@@ -46,9 +51,18 @@ def scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -
     return builder.apply("scale", name, (x,), f"{dims} -> {dims}", attributes={"factor": factor})
 
 
+def _summed(
+    builder: GraphBuilder, config: DecoderConfig, part: str, norm: str, operands: tuple[str, str]
+) -> str:
+    """Add the sum of stream and part, and its norm where the model has it there."""
+    x = builder.apply("add", f"{part}.residual", operands, "b t n, b t n -> b t n")
+    return stream_norm(builder, config, norm, x) if config.sum_norms else x
+
+
 def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
     """Add the norm of what a part reads, where the model has one."""
-    return stream_norm(builder, config, name, x) if config.pre_norms else x
+    before = config.pre_norms and not config.sum_norms
+    return stream_norm(builder, config, name, x) if before else x
 
 
 def _addend(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:

@@ -13,6 +13,7 @@ from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 
 torch = optional("torch")
+overrides = optional("torch.overrides")
 transformers = optional("transformers")
 
 BATCH, SEQ_LEN, VOCAB = 2, 11, 29
@@ -241,6 +242,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | WINDOWS
         | {"num_shared_experts": 2, "head_dim": 6, "mup_enabled": True, "route_scale": 1.3},
     ),
+    "apertus": ("apertus", LLAMA),
+    "apertus1p5_text": ("apertus1p5_text", LLAMA),
+    "aria_text": (
+        "aria_text",
+        LLAMA | {"moe_num_experts": 5, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
+    "axk1": ("axk1", DEEPSEEK),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True}),
     "biogpt": ("biogpt", LLAMA | {"max_position_embeddings": 16}),
     "bitnet": ("bitnet", LLAMA),
@@ -248,6 +256,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "codegen": ("codegen", GPTJ),
     "cohere": ("cohere", LLAMA | {"logit_scale": 0.3}),
     "cohere2": ("cohere2", LLAMA | WINDOWS),
+    "cohere2_moe": ("cohere2_moe", LLAMA | WINDOWS | QWEN_EXPERTS),
+    "dots1": ("dots1", GLM | {"n_shared_experts": 1}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", LLAMA | {"head_dim": 6}),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        LLAMA | {"head_dim": 6, "num_experts": 5, "moe_topk": 2},
+    ),
+    "kolibri1": ("kolibri1", LLAMA | WINDOWS | QWEN_EXPERTS | {"head_dim": 4}),
+    "laguna": (
+        "laguna",
+        LLAMA | WINDOWS | QWEN_EXPERTS | {"head_dim": 8, "shared_expert_intermediate_size": 20},
+    ),
+    "ministral": ("ministral", LLAMA | WINDOWS | {"head_dim": 6}),
+    "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "head_dim": 4}),
+    "openai-gpt": ("openai-gpt", GPT2),
     "cwm": ("cwm", LLAMA | WINDOWS | {"head_dim": 6}),
     "ernie4_5": ("ernie4_5", LLAMA | {"use_bias": True, "head_dim": 6}),
     "ernie4_5_moe": (
@@ -327,7 +350,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class _InFloat64(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+class _InFloat64(overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
     """Mode in which what a module asks of PyTorch in float32 is done in float64."""
 
     def __torch_function__(

@@ -36,7 +36,7 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
             kind = "bias"
         part = part.removeprefix("attn.attention.")
         for ours, array in RULES[part](value, config).items():
-            full = f"{block}{ours}.{kind}"
+            full = f"{block}{ours}" if "alpha" in ours else f"{block}{ours}.{kind}"
             variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
     return variables
 
@@ -47,6 +47,8 @@ def shifted(name: str, value: Array, config: Any) -> Array:
     Gemma's norms multiply by one plus their weight, gpt-oss multiplies by one plus what the gate
     opens, whose features alternate with the gate's.
     """
+    if config.model_type == "nemotron" and "norm" in name:
+        return value + name.endswith("weight")
     if "gemma" in config.model_type and "norm" in name:
         return value + 1
     if config.model_type == "gpt_oss" and name.endswith("gate_up_proj_bias"):
@@ -64,8 +66,8 @@ def same(ours: str) -> Rule:
 
 def queries_keys_values(value: Array, config: Any) -> Parts:
     """[(c h d), k] or a bias; GPT-2 keeps [k, (c h d)]."""
-    parts = np.split(value, 3, axis=-1 if config.model_type == "gpt2" else 0)
-    if config.model_type != "gpt2":
+    parts = np.split(value, 3, axis=-1 if config.model_type in GPTS else 0)
+    if config.model_type not in GPTS:
         parts = [part.T for part in parts]
     return dict(zip(("attn.q", "attn.k", "attn.v"), parts, strict=True))
 
@@ -112,6 +114,8 @@ def halves(value: Array, config: Any) -> Parts:
     return {"mlp.gate": gate.T, "mlp.up": up.T}
 
 
+INPUTS_FIRST = ("gpt_oss", "llama4_text", "aria_text")  # whose experts are [inputs, outputs]
+GPTS = ("gpt2", "openai-gpt")  # whose linear layers are [inputs, outputs]
 NORM_BEHIND_ATTENTION = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "flex_olmo", "afmoe")
 
 
@@ -121,7 +125,7 @@ def second_norm(value: Array, config: Any) -> Parts:
 
 def attention_in(value: Array, config: Any) -> Parts:
     """GPT-2's and StarCoder's one product for queries, keys and values, transposed in GPT-2."""
-    if config.model_type == "gpt2":
+    if config.model_type in GPTS:
         return queries_keys_values(value, config)
     dim = config.hidden_size // config.num_attention_heads
     keys = dim if config.multi_query else config.hidden_size
@@ -133,15 +137,19 @@ def attention_in(value: Array, config: Any) -> Parts:
     return {f"attn.{name}": part.T for name, part in zip("qkv", parts, strict=True)}
 
 
-def second_layer(ours: str) -> Rule:
-    """[outputs, inputs], or [inputs, outputs] in GPT-2 alone."""
-    return lambda value, config: {ours: value if config.model_type == "gpt2" else value.T}
+def second_layer(ours: str, gpt2: str = "") -> Rule:
+    """[outputs, inputs], or [inputs, outputs] in GPTs; the zoo's GPT has names of its own."""
+    return lambda value, config: {
+        gpt2 if gpt2 and config.model_type == "gpt2" else ours: (
+            value if config.model_type in GPTS else value.T
+        )
+    }
 
 
 def expert_halves(value: Array, config: Any) -> Parts:
     if config.model_type == "gpt_oss":  # a feature of each in turn
         return {"experts.gate": value[..., ::2], "experts.up": value[..., 1::2]}
-    inputs_first = value if config.model_type == "llama4_text" else value.transpose(0, 2, 1)
+    inputs_first = value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
     gate, up = np.split(inputs_first, 2, axis=2)
     return {"experts.gate": gate, "experts.up": up}
 
@@ -188,11 +196,15 @@ RULES: dict[str, Rule] = {
         (
             *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
             *("transformer.word_embeddings", "model.decoder.embed_tokens"),
+            "transformer.tokens_embed",
         ),
         same("embedding.tokens"),
     ),
     **dict.fromkeys(
-        ("transformer.wpe", "model.decoder.embed_positions", "biogpt.embed_positions"),
+        (
+            *("transformer.wpe", "model.decoder.embed_positions", "biogpt.embed_positions"),
+            "transformer.positions_embed",
+        ),
         same("embedding.positions"),
     ),
     "transformer.word_embeddings_layernorm": same("embedding.ln"),
@@ -206,12 +218,16 @@ RULES: dict[str, Rule] = {
     ),
     "lm_head": linear("head.logits"),
     **dict.fromkeys(
-        ("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"), same("ln1")
+        (
+            *("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"),
+            "attention_layernorm",
+        ),
+        same("ln1"),
     ),
     **dict.fromkeys(
         (
             *("ln_2", "norm_2", "pre_feedforward_layernorm", "final_layer_norm", "ln_mlp"),
-            "pre_mlp_layernorm",
+            *("pre_mlp_layernorm", "feedforward_layernorm"),
         ),
         same("ln2"),
     ),
@@ -231,25 +247,31 @@ RULES: dict[str, Rule] = {
         ),
         linear("attn.out"),
     ),
-    **dict.fromkeys(("self_attn.q_norm", "self_attn.q_layernorm"), same("attn.q.norm")),
-    **dict.fromkeys(("self_attn.k_norm", "self_attn.k_layernorm"), same("attn.k.norm")),
+    **dict.fromkeys(
+        ("self_attn.q_norm", "self_attn.q_layernorm", "self_attn.query_layernorm"),
+        same("attn.q.norm"),
+    ),
+    **dict.fromkeys(
+        ("self_attn.k_norm", "self_attn.k_layernorm", "self_attn.key_layernorm"),
+        same("attn.k.norm"),
+    ),
     "self_attn.qkv_proj": grouped,
     "attention.query_key_value": by_heads,
     "attn.Wqkv": queries_keys_values,
     "attn.c_attn": attention_in,
     "attn.c_proj": second_layer("attn.out"),
-    "mlp.c_fc": lambda value, config: (
-        {"mlp.fc1": value} if config.model_type == "gpt2" else {"mlp.up": value.T}
-    ),
-    "mlp.c_proj": lambda value, config: (
-        {"mlp.fc2": value} if config.model_type == "gpt2" else {"mlp.down": value.T}
-    ),
+    "mlp.c_fc": second_layer("mlp.up", gpt2="mlp.fc1"),
+    "mlp.c_proj": second_layer("mlp.down", gpt2="mlp.fc2"),
     **{name: linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
     **{f"attn.{name}": linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
     "attn.qkv_proj": in_quarters,
     "self_attn.query_key_value": by_heads,
     "self_attention.query_key_value": by_heads,
     "self_attn.gate_proj": linear("attn.gate"),
+    "self_attn.g_proj": linear("attn.gate"),
+    "mlp.act_fn.alpha_p": same("mlp.active.alpha_p"),
+    "mlp.act_fn.alpha_n": same("mlp.active.alpha_n"),
+    "mlp.post_mlp_layernorm": same("experts.norm"),
     "self_attn.attn_sub_norm": same("attn.norm"),
     "mlp.ffn_sub_norm": same("mlp.norm"),
     "self_attn.q_a_proj": linear("attn.q.latent"),
@@ -276,7 +298,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("mlp.gate", "mlp.router", "feed_forward.router", "block_sparse_moe.router"),
-            "mlp.router.gate",
+            *("mlp.router.gate", "mlp.gate.wg"),
         ),
         linear("experts.router"),
     ),
@@ -291,7 +313,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("mlp.experts.down_proj", "block_sparse_moe.experts.down_proj"),
         lambda value, config: {
-            "experts.down": value if config.model_type == "gpt_oss" else value.transpose(0, 2, 1)
+            "experts.down": (
+                value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
+            )
         },
     ),
     "shared_mlp.input_linear": lambda value, config: dict(
@@ -299,7 +323,10 @@ RULES: dict[str, Rule] = {
     ),
     "shared_mlp.output_linear": linear("shared.down"),
     **dict.fromkeys(
-        ("mlp.expert", "mlp.expert_bias", "mlp.gate.moe_statics.e_score_correction_bias"),
+        (
+            *("mlp.expert_bias", "mlp.gate.moe_statics.e_score_correction_bias"),
+            "mlp.gate.e_score_correction_bias",
+        ),
         same("experts.correction"),
     ),
     "mlp.shared_expert_gate": linear("shared.open"),
@@ -308,7 +335,10 @@ RULES: dict[str, Rule] = {
     ),
     **{
         f"{experts}.{part}_proj": linear(f"shared.{part}")
-        for experts in ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
+        for experts in (
+            *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert"),
+            "mlp.shared_mlp",
+        )
         for part in ("gate", "up", "down")
     },
 }
