@@ -5,9 +5,14 @@ Names: an op is `<block>.<name>`, its first output is named after it, further ou
 add a suffix (`h.0.ln1.mean`, `h.0.attn.q.weight`).
 """
 
+import base64
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from millrace.models.arrays import Array
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
 from millrace.models.labels import (
@@ -186,6 +191,22 @@ class GraphBuilder:
             attributes=attributes,
         )
         return full if frozen else self._computable(full, dims)
+
+    def constant(self, name: str, dims: str, values: Array) -> str:
+        """Add values that are part of the model and not trained; return them for a microbatch."""
+        raw = np.ascontiguousarray(values, np.dtype(self.precision.variable).newbyteorder("<"))
+        data = base64.b64encode(zlib.compress(raw.tobytes())).decode()
+        full = self.full_name(name)
+        self.emit(
+            "constant",
+            full,
+            (),
+            f"-> {dims}",
+            shapes=(raw.shape,),
+            dtype=self.precision.variable,
+            attributes={"value": 0.0, "data": data},
+        )
+        return self.repeat(self._computable(full, dims), name, dims)
 
     def repeat(self, tensor: str, name: str, dims: str) -> str:
         """Bring a tensor made once a step to every microbatch; one such op per use."""

@@ -16,6 +16,7 @@ from millrace.models.ops import Attributes
 
 FLASH, UNFUSED = ATTENTIONS = ("flash", "unfused")
 KINDS = ("attention", "biased_attention")
+SINK = "attention_sink"
 
 
 def unfused(graph: Graph) -> Graph:
@@ -43,15 +44,21 @@ def unfused(graph: Graph) -> Graph:
         )
     tensors = graph.tensors_by_name
     builder = GraphBuilder.extending(replace(graph, ops=(), tensors=()))
+    waiting: dict[str, Op] = {}  # attentions whose sink is still to come, by their outputs
+    with_sink = {op.inputs[0] for op in graph.ops if op.kind == SINK}
     for op in graph.ops:
-        if op.kind in KINDS:
-            _write_apart(builder, op)
+        if op.kind in KINDS and op.outputs[0] in with_sink:
+            waiting[op.outputs[0]] = op
+        elif op.kind in KINDS:
+            _write_apart(builder, op, op.name, ())
+        elif op.kind == SINK:
+            _write_apart(builder, waiting[op.inputs[0]], op.name, op.inputs[2:])
         else:
             builder.adopt(op, [tensors[name] for name in op.outputs])
     return builder.build()
 
 
-def _write_apart(builder: GraphBuilder, op: Op) -> None:
+def _write_apart(builder: GraphBuilder, op: Op, name: str, sinks: tuple[str, ...]) -> None:
     expression = parse(op.labels)
     query, key, value, *bias = expression.inputs
     batch, queries, *heads, _ = query
@@ -68,10 +75,15 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
     labels = write((query, key), (scores,), whole_labels)
     scores_tensor = add("matmul", f"{op.name}.scores", op.inputs[:2], labels, {})
     attributes = dict(op.attributes)
+    labels = write((scores,), (scores,), whole_labels)
+    if cap := attributes.pop("cap", 0):
+        factor: Attributes = {"factor": attributes["scale"] / cap}
+        part = add("scale", f"{op.name}.scores.part", (scores_tensor,), labels, factor)
+        scores_tensor = add("tanh", f"{op.name}.scores.capped", (part,), labels, {})
+        attributes["scale"] = cap
     if bias:
-        labels = write((scores,), (scores,), whole_labels)
         if attributes["scale"] != 1:  # what is added is not scaled
-            factor: Attributes = {"factor": attributes["scale"]}
+            factor = {"factor": attributes["scale"]}
             scores_tensor = add(
                 "scale", f"{op.name}.scores.scaled", (scores_tensor,), labels, factor
             )
@@ -80,12 +92,11 @@ def _write_apart(builder: GraphBuilder, op: Op) -> None:
         scores_tensor = add(
             "add", f"{op.name}.scores.biased", (scores_tensor, op.inputs[3]), labels, {}
         )
-    labels = write((scores,), (scores,), whole_labels)
-    probabilities = add(
-        "masked_softmax", f"{op.name}.probabilities", (scores_tensor,), labels, attributes
-    )
+    labels = write((scores, *(tuple(heads) for _ in sinks)), (scores,), whole_labels)
+    read = (scores_tensor, *sinks)
+    probabilities = add("masked_softmax", f"{op.name}.probabilities", read, labels, attributes)
     labels = write((scores, value), (expression.outputs[0],), whole_labels)
-    add("matmul", op.name, (probabilities, op.inputs[2]), labels, {})
+    add("matmul", name, (probabilities, op.inputs[2]), labels, {})
 
 
 def scores_ops(graph: Graph) -> frozenset[str]:
@@ -98,6 +109,6 @@ def scores_ops(graph: Graph) -> frozenset[str]:
         maker: Op | None = op if op.kind == "masked_softmax" else None
         while maker is not None:
             names.add(maker.name)
-            passes_on = maker.kind in ("masked_softmax", "add", "scale")
+            passes_on = maker.kind in ("masked_softmax", "add", "scale", "tanh")
             maker = makers.get(maker.inputs[0]) if passes_on else None
     return frozenset(names)

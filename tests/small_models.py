@@ -25,6 +25,15 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
     "mistral": ("decoder", 16, _DECODER | _ROTARY | {"kv_heads": 2, "window": 5}),
     "mpt": ("decoder", 16, _DECODER | {"alibi": 8.0, "gated": False, "activation": "gelu"}),
     "mixtral": ("decoder", 16, _DECODER | _ROTARY | _EXPERTS | {"kv_heads": 2}),
+    "gpt-oss": (
+        "decoder",
+        16,
+        _DECODER
+        | _ROTARY
+        | _EXPERTS
+        | {"kv_heads": 2, "window": 5, "full_layers": (1,), "sinks": True, "gate_cap": 0.5}
+        | {"score_cap": 0.7},
+    ),
     "deepseek": (
         "decoder",
         16,

@@ -62,6 +62,7 @@ CASES = [
     FamilyCase("mpt", 4, degrees(dp=4, zero="3-hybrid"), {"all_gather", "all_reduce"}),
     FamilyCase("mixtral", 2, degrees(dp=2, ep=2), {"all_to_all"}),
     FamilyCase("mixtral", 4, degrees(dp=4, ep=2, zero=1), {"all_to_all", "reduce_scatter"}),
+    FamilyCase("gpt-oss", 4, degrees(dp=2, tp=2, ep=2), {"all_reduce"}),
     FamilyCase("deepseek", 4, degrees(dp=2, pp=2, ep=2), {"all_to_all", "send"}),
     FamilyCase("deepseek", 4, degrees(dp=2, tp=2, ep=4), {"all_to_all"}),
     FamilyCase("bert", 2, degrees(dp=2), {"all_reduce"}),

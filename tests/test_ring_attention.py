@@ -49,6 +49,7 @@ CASES = [
     ("llama", 16, 4, {"cp": 4}),  # grouped queries
     ("mistral", 24, 4, {"cp": 4}),  # a window of less than one block: later rounds see nothing
     ("mpt", 16, 4, {"cp": 4}),  # scores that fall with the distance
+    ("gpt-oss", 16, 4, {"cp": 4}),  # sinks
     ("bert", 18, 3, {"cp": 3}),  # not causal
     ("deepseek", 16, 4, {"cp": 4}),  # values narrower than keys
     ("gpt", 16, 8, {"cp": 4, "tp": 2}),

@@ -14,6 +14,8 @@ from millrace.executor.kernels.elementwise.arithmetic import (
 from millrace.executor.kernels.elementwise.dropout import dropout
 from millrace.executor.kernels.elementwise.pointwise import (
     POINTWISE,
+    clamped_swiglu,
+    clamped_swiglu_grad,
     prelu,
     prelu_grad,
     swiglu,
@@ -54,7 +56,11 @@ from millrace.executor.kernels.rows.margin import (
     logistic_loss,
     logistic_loss_grad,
 )
-from millrace.executor.kernels.rows.masked_softmax import masked_softmax, masked_softmax_grad
+from millrace.executor.kernels.rows.masked_softmax import (
+    masked_softmax,
+    masked_softmax_grad,
+    masked_softmax_grad_sink,
+)
 from millrace.executor.kernels.rows.rms_norm import (
     l2_normalize,
     l2_normalize_grad,
@@ -102,6 +108,7 @@ KERNELS: dict[str, KernelFactory] = (
         "loss_from_sums": loss_from_sums,
         "masked_softmax": masked_softmax,
         "masked_softmax_grad": masked_softmax_grad,
+        "masked_softmax_grad_sink": masked_softmax_grad_sink,
         "matmul": matmul,
         "mul": mul,
         "narrow": narrow,
@@ -127,6 +134,8 @@ KERNELS: dict[str, KernelFactory] = (
         "squared_sum": squared_sum,
         "step_totals": step_totals,
         "sum": sum_,
+        "clamped_swiglu": clamped_swiglu,
+        "clamped_swiglu_grad": clamped_swiglu_grad,
         "swiglu": swiglu,
         "swiglu_grad": swiglu_grad,
         "widen": widen,

@@ -16,7 +16,8 @@ FREE = frozenset(
         *("positions", "epsilon", "embedding_scale", "attention_scale", "init_std", "token_std"),
         *("rope_base", "rope_interleaved", "window_rope_base", "rope_scaling", "rope_factor"),
         *("rope_amplitude", "rope_low", "rope_high", "rope_original", "rope_fast", "rope_slow"),
-        *("rope_truncate", "score_cap", "sinks", "tempered_from", "gate_cap"),
+        *("rope_truncate", "score_cap", "sinks", "tempered_from", "tempered_scale"),
+        *("gate_cap", "gate_slope"),
         *("router", "router_groups", "kept_groups", "normalize_weights", "weight_scale"),
         *("balance_loss", "mtp_loss", "capacity_factor"),
     }

@@ -1,5 +1,6 @@
 """Layer gradients: rules of norms, embeddings, attention, convolution, pooling and experts."""
 
+from millrace.models.errors import ModelError
 from millrace.models.gradients.tape import Gradients, Tape
 from millrace.models.graph import Op
 from millrace.models.labels import parse, write
@@ -98,22 +99,55 @@ def relative_bias(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def attention(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradients of `attention`, all from one op that finds the probabilities again."""
+    """Gradients of `attention`, all from one op that finds the probabilities again.
+
+    Where an `attention_sink` follows, its outputs are read, and dy is the gradient of its first:
+    they give the probabilities with the sink, and a key's gradient follows from these alike.
+    """
     expression = parse(op.labels)
     inputs, outputs = expression.inputs, expression.outputs
     labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole_labels)
-    read = (*op.inputs, *op.outputs, dy)
+    (sink,) = tape.readers(op.outputs[1]) or (op,)
+    read = (*op.inputs, *sink.outputs, dy)
     return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
 
 
-def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradient of `masked_softmax`: zero where the probabilities are."""
+def attention_sink(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Gradients of `attention_sink`: that of the sink, and dy for the attention before it.
+
+    Raises
+    ------
+    ModelError
+        The outputs of an attention do not come here alone.
+    """
+    if [tape.readers(name) for name in op.inputs[:2]] != [(op,), (op,)]:
+        raise ModelError(
+            f"op `{op.name}`: what it reads, `{op.inputs[0]}` and `{op.inputs[1]}`, are to be one "
+            f"attention's outputs, which nothing else reads"
+        )
+    if not tape.requires_grad(op.inputs[2]):
+        return dy, None, None
     expression = parse(op.labels)
-    (y,) = expression.outputs
-    labels = write((y, y), expression.inputs, expression.whole_labels)
+    (out, _, sink), whole_labels = expression.inputs, expression.whole_labels
+    labels = write((*expression.outputs, sink, out), (sink,), whole_labels)
+    read = (*op.outputs, op.inputs[2], dy)
+    return dy, None, *tape.emit(op, 2, "attention_sink_grad", read, labels, suffix="grad_sink")
+
+
+def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Gradients of `masked_softmax`: zero where the probabilities are, and that of the sinks."""
+    expression = parse(op.labels)
+    (x, *sinks), (y,) = expression.inputs, expression.outputs
+    labels = write((y, y), (x,), expression.whole_labels)
     attributes = {"scale": op.attributes["scale"]}
     read = (op.outputs[0], dy)
-    return tape.emit(op, 0, "masked_softmax_grad", read, labels, attributes=attributes)
+    (dx,) = tape.emit(op, 0, "masked_softmax_grad", read, labels, attributes=attributes)
+    if not (sinks and tape.requires_grad(op.inputs[1])):
+        return (dx, *(None for _ in sinks))
+    labels = write((y, y), (sinks[0],), expression.whole_labels)
+    return dx, *tape.emit(
+        op, 1, "masked_softmax_grad_sink", read, labels, suffix="grad_sink", attributes={}
+    )
 
 
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:

@@ -116,11 +116,11 @@ def pointwise(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def swiglu(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradients of `swiglu`: those of both factors, from one op."""
+    """Gradients of either form of `swiglu`: those of both factors, from one op."""
     expression = parse(op.labels)
     (gate, up), (out,) = expression.inputs, expression.outputs
     labels = write((gate, up, out), (gate, up), expression.whole_labels)
-    return tape.emit(op, 0, "swiglu_grad", (*op.inputs, dy), labels, suffix="grad_input")
+    return tape.emit(op, 0, f"{op.kind}_grad", (*op.inputs, dy), labels, suffix="grad_input")
 
 
 def prelu(tape: Tape, op: Op, dy: str) -> Gradients:

@@ -38,6 +38,10 @@ class Tape:
     def __init__(self, builder: GraphBuilder, ops: tuple[Op, ...]) -> None:
         self.builder = builder
         self._producer = {name: op for op in ops for name in op.outputs}
+        self._readers: dict[str, list[Op]] = {}
+        for op in ops:
+            for name in dict.fromkeys(op.inputs):
+                self._readers.setdefault(name, []).append(op)
         self._handed_on = {
             name for op in ops for name in op.inputs if self._producer[name].block != op.block
         }
@@ -55,6 +59,10 @@ class Tape:
     def requires_grad(self, tensor: str) -> bool:
         """True if `tensor` needs a gradient: it depends on a variable that is trained."""
         return tensor in self._trained
+
+    def readers(self, tensor: str) -> tuple[Op, ...]:
+        """Forward ops that read `tensor`."""
+        return tuple(self._readers.get(tensor, ()))
 
     def is_block_local(self, tensor: str) -> bool:
         """True if only ops of its own block read `tensor`."""

@@ -170,7 +170,8 @@ ATTENTION = (
         description="(q, k, v) b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r: "
         "softmax(scale q k) v and the logarithm of the softmax's sum; `causal`: query t sees keys "
         "up to t; `window` (0: all): only keys less than so far away; `alibi` (0: none): scores "
-        "fall with the distance, by slopes of which this is the largest exponent",
+        "fall with the distance, by slopes of which this is the largest exponent; `cap` (0: none): "
+        "scores x become cap tanh(x / cap) before anything is added",
         products=((0, 1), (3, 2)),
         extra_outputs=("logsumexp",),
         wide_outputs=(1,),
@@ -206,9 +207,26 @@ ATTENTION = (
         attributes=("causal", "scale"),
     ),
     OpKind(
+        name="attention_sink",
+        description="(out, logsumexp, sink) b t g r u, b t g r, g r -> b t g r u, b t g r: what "
+        "attention made, with a score more per head that no key has: its probability is dropped",
+        extra_outputs=("logsumexp",),
+        wide_outputs=(1,),
+        differentiable=True,
+        fused_by_frameworks=True,
+    ),
+    OpKind(
+        name="attention_sink_grad",
+        description="(out, logsumexp, sink, dout) b t g r u, b t g r, g r, b t g r u -> g r: dsink",
+        linear=(3,),
+        reduction="sum",
+        fused_by_frameworks=True,
+    ),
+    OpKind(
         name="masked_softmax",
         description="b g r t s! -> b g r t s!: probabilities of scores that a product made, times "
-        "`scale`; `causal`, `window` and `alibi` as of attention",
+        "`scale`; `causal`, `window` and `alibi` as of attention; optionally a second input, g r: "
+        "sinks, scores more that no key has",
         attributes=("causal", "scale"),
         differentiable=True,
         fused_by_frameworks=True,
@@ -218,6 +236,13 @@ ATTENTION = (
         description="(y, dy) b g r t s!, b g r t s! -> b g r t s!: scale y (dy - sum(y dy))",
         linear=(1,),
         attributes=("scale",),
+        fused_by_frameworks=True,
+    ),
+    OpKind(
+        name="masked_softmax_grad_sink",
+        description="(y, dy) b g r t s!, b g r t s! -> g r: dsink, -(1 - sum(y)) sum(y dy)",
+        linear=(1,),
+        reduction="sum",
         fused_by_frameworks=True,
     ),
     OpKind(

@@ -84,6 +84,22 @@ ROWS = (
         fused_by_frameworks=True,
     ),
     OpKind(
+        name="clamped_swiglu",
+        description="(gate, up) b t n, b t n -> b t n: g sigmoid(`slope` g) (u + `shift`), g the "
+        "gate or `cap` where it is more, u up brought between -`cap` and `cap` (gpt-oss)",
+        attributes=("cap", "slope", "shift"),
+        differentiable=True,
+        fused_by_frameworks=True,
+    ),
+    OpKind(
+        name="clamped_swiglu_grad",
+        description="(gate, up, dy) b t n, b t n, b t n -> b t n, b t n: dgate and dup",
+        linear=(2,),
+        extra_outputs=("up",),
+        attributes=("cap", "slope", "shift"),
+        fused_by_frameworks=True,
+    ),
+    OpKind(
         name="prelu",
         description="(x, slope) b y x c, c -> b y x c: x where positive, else slope x",
         differentiable=True,

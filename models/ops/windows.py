@@ -61,11 +61,11 @@ def _scores(graph: Graph, shapes: dict[str, Shape]) -> dict[str, Fraction]:
     for op in reversed(graph.ops):  # the product lies before the softmax
         if op.kind == SOFTMAX and op.attributes.get("window"):
             shares[op.inputs[0]] = shares[op.outputs[0]] = _share(op, shapes[op.inputs[0]][-1])
-        elif op.outputs and op.outputs[0] in shares and op.kind in ("add", "scale", "cast"):
+        elif op.outputs and op.outputs[0] in shares and op.kind in ("add", "scale", "cast", "tanh"):
             shares[op.inputs[0]] = shares[op.outputs[0]]
     for op in graph.ops if shares else ():
         if op.kind == f"{SOFTMAX}_grad" and op.inputs[0] in shares:
             shares[op.inputs[1]] = shares[op.outputs[0]] = shares[op.inputs[0]]
-        elif op.kind in ("scale", "cast") and op.inputs[0] in shares:
+        elif op.kind in ("scale", "cast", "tanh_grad") and op.inputs[0] in shares:
             shares[op.outputs[0]] = shares[op.inputs[0]]
     return shares

@@ -62,6 +62,7 @@ BACKWARD_SPEED = 0.91
 def attention_seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     """Seconds of an attention's arithmetic on one device, without launch and memory.
 
+    A cap of the scores takes the unit of exponentials once more for every score (its tanh).
     Under a causal mask half of the scores count, and in full those of the tiles on the diagonal;
     within a window what lies in it. Where devices share a sequence, each is taken to see as much
     of it as any other, as if early and late queries were mixed (Brandon et al., "Striped
@@ -81,9 +82,10 @@ def attention_seconds(firings: OpFirings, device: Device, software: Software) ->
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
     seen = _keys_seen(firings, firings.size(keys[1]))
     softmax = device.softmax_features
-    features = scored + mixed + 2 * softmax
+    capping = 2 * softmax if firings.attributes.get("cap") else 0
+    features = scored + mixed + 2 * softmax + capping
     if backward:
-        features = (3 * scored + 2 * mixed + 5 * softmax) / BACKWARD_SPEED
+        features = (3 * scored + 2 * mixed + 5 * softmax + capping) / BACKWARD_SPEED
     share = device.attention_efficiency
     efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
     peak = peak_flops_per_s(device, firings.precision) * efficiency

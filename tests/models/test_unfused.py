@@ -19,7 +19,7 @@ from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.oracle import random_values, run
 from tests.small_models import small
 
-NAMES = ("gpt", "llama", "mistral", "mpt", "mixtral", "deepseek", "bert", "t5", "vit")
+NAMES = ("gpt", "llama", "mistral", "mpt", "mixtral", "gpt-oss", "deepseek", "bert", "t5", "vit")
 UNFUSED = TrainingSpec(attention="unfused")
 
 
@@ -89,7 +89,7 @@ def test_selective_makes_scores_and_probabilities_again_and_keeps_what_lies_arou
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-@pytest.mark.parametrize("name", ["gpt", "mistral", "t5"])
+@pytest.mark.parametrize("name", ["gpt", "gpt-oss", "t5"])
 def test_recomputation_changes_no_number(name: str, mode: str) -> None:
     _, graph = both(name)
     again = check_graph(with_recompute(graph, dict.fromkeys(graph.blocks, mode)))

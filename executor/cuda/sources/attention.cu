@@ -10,8 +10,9 @@ template <typename T, typename O, typename S, typename B, typename P, typename L
 __global__ void __launch_bounds__(TILE_THREADS)
     attention(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q, const T* k,
               const T* v, const B* bias, const P* before, const L* before_logsumexp, O* out,
-              S* logsumexp, double scale) {
+              S* logsumexp, double scale, double cap) {
   typedef Wide<T> W;
+  Scaling<W> scaling = {(W)scale, (W)cap};
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
   __shared__ W staged[Tiles<W>::STAGED];
   __shared__ W weights[Tiles<W>::WEIGHTS];
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
       i64 query = start + tile_row() * MICRO + i;
       W largest = most[i];
       for (int j = 0; j < MICRO; j++) {
-        scores[i][j] = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
+        scores[i][j] = score_of(shape, head, slope, bias, scaling, scores[i][j], query,
                                 key + tile_column() + SIDE * j);
         largest = larger(largest, scores[i][j]);
       }

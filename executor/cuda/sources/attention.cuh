@@ -34,15 +34,6 @@ template <typename W> struct Tiles {
 __device__ inline int tile_row() { return threadIdx.x / SIDE; }
 __device__ inline int tile_column() { return threadIdx.x % SIDE; }
 
-// An operand that an op does not have: zero wherever it is read.
-struct none {};
-template <typename P> struct Has { static const bool value = true; };
-template <> struct Has<none> { static const bool value = false; };
-template <typename W, typename P> __device__ inline W value_at(const P* from, i64 at) {
-  return (W)wide(from[at]);
-}
-template <typename W> __device__ inline W value_at(const none*, i64) { return 0; }
-
 // `count` rows of `columns` values, `stride` elements apart.
 template <typename T> struct Rows {
   const T* begin;
@@ -100,16 +91,31 @@ __device__ inline void queries_seeing(const AttentionShape& shape, i64 start, i6
   *end = smaller(shape.queries, stop - 1 + shape.behind - shape.first);
 }
 
+// What products of queries and keys are multiplied by, and where scores are capped (0: nowhere).
+template <typename W> struct Scaling {
+  W scale, cap;
+
+  __device__ W of(W product) const {
+    return cap == (W)0 ? product * scale : cap * tanh_of(product * scale / cap);
+  }
+  // The slope at a score: that of the cap.
+  __device__ W slope_at(W product) const {
+    if (cap == (W)0) return 1;
+    W part = tanh_of(product * scale / cap);
+    return 1 - part * part;
+  }
+};
+
 // The score of a query and a key out of their product; minus infinity where it is hidden.
 template <typename W, typename B>
 __device__ inline W score_of(const AttentionShape& shape, const Head& head, W slope, const B* bias,
-                             W scale, W product, i64 query, i64 key) {
+                             const Scaling<W>& scaling, W product, i64 query, i64 key) {
   i64 distance = shape.first + query - key;
   bool seen = -shape.ahead < distance && distance < shape.behind;
   if (!seen || query >= shape.queries || key >= shape.keys) return lowest<W>();
   i64 at = head.sample * shape.bias_sample + head.group * shape.bias_group +
            head.repeat * shape.bias_repeat + query * shape.bias_query + key * shape.bias_key;
-  return product * scale - slope * abs_of((W)distance) + value_at<W>(bias, at);
+  return scaling.of(product) - slope * abs_of((W)distance) + value_at<W>(bias, at);
 }
 
 // The probability of a score; where a query sees nothing, both are minus infinity.

@@ -2,7 +2,7 @@
 //
 // With P = exp(scores - logsumexp) and delta = Σ_u dout · out per query (Dao 2022, appendix B.2):
 // dv = Pᵀ dout, dS = P · (dout vᵀ - delta), dq = scale · dS k, dk = scale · dSᵀ q, and what is added
-// to the scores gets dS. Every output is added up by one block in one order: no atomics.
+// to the scores gets dS; before dq and dk, dS is multiplied by the slope of a cap. Every output is added up by one block in one order: no atomics.
 #include "attention.cuh"
 
 // delta [b t g r] of (out, dout); one warp per row.
@@ -24,8 +24,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_query(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
                          const T* k, const T* v, const B* bias, const L* logsumexp,
                          const Wide<T>* delta, const D* dout, const P* before, Q* dq,
-                         double scale) {
+                         double scale, double cap) {
   typedef Wide<T> W;
+  Scaling<W> scaling = {(W)scale, (W)cap};
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
   __shared__ W staged[Tiles<W>::STAGED];
   __shared__ W weights[Tiles<W>::WEIGHTS];
@@ -49,9 +50,10 @@ __global__ void __launch_bounds__(TILE_THREADS)
       i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
       W total = value_at<W>(logsumexp, statistic);
       for (int j = 0; j < MICRO; j++) {
-        W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
+        W score = score_of(shape, head, slope, bias, scaling, scores[i][j], query,
                            key + tile_column() + SIDE * j);
-        slants[i][j] = probability_of(score, total) * (slants[i][j] - delta[statistic]);
+        slants[i][j] = probability_of(score, total) * (slants[i][j] - delta[statistic]) *
+                       scaling.slope_at(scores[i][j]);
       }
     }
     share_tile(slants, weights);
@@ -90,8 +92,10 @@ template <typename T, typename L, typename D, typename K, typename B, int COLUMN
 __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_keys(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
                         const T* k, const T* v, const B* bias, const L* logsumexp,
-                        const Wide<T>* delta, const D* dout, K* dk, K* dv, double scale) {
+                        const Wide<T>* delta, const D* dout, K* dk, K* dv, double scale,
+                        double cap) {
   typedef Wide<T> W;
+  Scaling<W> scaling = {(W)scale, (W)cap};
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
   __shared__ W staged[Tiles<W>::STAGED];
   __shared__ W weights[Tiles<W>::WEIGHTS];
@@ -117,10 +121,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
         i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
         W total = value_at<W>(logsumexp, statistic);
         for (int i = 0; i < MICRO; i++) {
-          W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
+          W score = score_of(shape, head, slope, bias, scaling, scores[i][j], query,
                              start + tile_row() * MICRO + i);
+          slants[i][j] = (slants[i][j] - delta[statistic]) * scaling.slope_at(scores[i][j]);
           scores[i][j] = probability_of(score, total);
-          slants[i][j] = scores[i][j] * (slants[i][j] - delta[statistic]);
+          slants[i][j] *= scores[i][j];
         }
       }
       share_tile(scores, weights);
@@ -151,8 +156,9 @@ template <typename T, typename L, typename D, typename B, typename G>
 __global__ void __launch_bounds__(TILE_THREADS)
     attention_grad_bias(const AttentionShape* shape_at, const Wide<T>* slopes, const T* q,
                         const T* k, const T* v, const B* bias, const L* logsumexp,
-                        const Wide<T>* delta, const D* dout, G* dbias, double scale) {
+                        const Wide<T>* delta, const D* dout, G* dbias, double scale, double cap) {
   typedef Wide<T> W;
+  Scaling<W> scaling = {(W)scale, (W)cap};
   const int MICRO = Tiles<W>::MICRO, TILE = Tiles<W>::TILE;
   __shared__ W staged[Tiles<W>::STAGED];
   __shared__ W weights[Tiles<W>::WEIGHTS];
@@ -187,7 +193,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
           i64 statistic = query_at(shape, head, smaller(query, shape.queries - 1), 1);
           W total = value_at<W>(logsumexp, statistic);
           for (int j = 0; j < MICRO; j++) {
-            W score = score_of(shape, head, slope, bias, (W)scale, scores[i][j], query,
+            W score = score_of(shape, head, slope, bias, scaling, scores[i][j], query,
                                key + tile_column() + SIDE * j);
             sums[i][j] += probability_of(score, total) * (slants[i][j] - delta[statistic]);
           }

@@ -130,8 +130,9 @@ __global__ void gradient(const X* x, const D* dy, Y* dx, double first, double se
   }
 }
 
-// y = silu(gate) up
-template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i64 count) {
+// y = value(gate, up)
+template <typename T, typename F>
+__device__ inline void gate_all(const T* gate, const T* up, T* y, i64 count, F value) {
   typedef Wide<T> W;
   const int N = pack_of<T>();
   for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
@@ -145,19 +146,17 @@ template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i
     for (int i = 0; i < TOGETHER; i++) {
       W values[N];
 #pragma unroll
-      for (int k = 0; k < N; k++) {
-        W g = wide(gates[i].of[k]);
-        values[k] = g * sigmoid_of(g) * wide(ups[i].of[k]);
-      }
+      for (int k = 0; k < N; k++) values[k] = value(wide(gates[i].of[k]), wide(ups[i].of[k]));
       narrow_all(gates[i].of, values);
       store_pack(y, start + i * next_pack<N>(), count, gates[i]);
     }
   }
 }
 
-// With s = sigmoid(gate): dup = dy gate s, and dgate = dy up (s + gate s (1 - s)).
-template <typename T>
-__global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T* dup, i64 count) {
+// dgate and dup, dy times `slopes` of (gate, up).
+template <typename T, typename F>
+__device__ inline void gate_all_back(const T* gate, const T* up, const T* dy, T* dgate, T* dup,
+                                     i64 count, F slopes) {
   typedef Wide<T> W;
   const int N = pack_of<T>();
   for (i64 start = first_pack<N>(); start < count; start += pack_stride<N>()) {
@@ -173,9 +172,10 @@ __global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T
       W of_gate[N], of_up[N];
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        W g = wide(gates[i].of[k]), d = wide(back[i].of[k]);
-        of_gate[k] = d * wide(ups[i].of[k]) * silu_slope(g);
-        of_up[k] = d * g * sigmoid_of(g);
+        W d = wide(back[i].of[k]);
+        slopes(wide(gates[i].of[k]), wide(ups[i].of[k]), &of_gate[k], &of_up[k]);
+        of_gate[k] *= d;
+        of_up[k] *= d;
       }
       narrow_all(gates[i].of, of_gate);
       narrow_all(ups[i].of, of_up);
@@ -183,6 +183,45 @@ __global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T
       store_pack(dup, start + i * next_pack<N>(), count, ups[i]);
     }
   }
+}
+
+// y = silu(gate) up
+template <typename T> __global__ void swiglu(const T* gate, const T* up, T* y, i64 count) {
+  typedef Wide<T> W;
+  gate_all(gate, up, y, count, [](W g, W u) { return g * sigmoid_of(g) * u; });
+}
+// With s = sigmoid(gate): dup = dy gate s, and dgate = dy up (s + gate s (1 - s)).
+template <typename T>
+__global__ void swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T* dup, i64 count) {
+  typedef Wide<T> W;
+  gate_all_back(gate, up, dy, dgate, dup, count, [](W g, W u, W* of_gate, W* of_up) {
+    *of_gate = u * silu_slope(g);
+    *of_up = g * sigmoid_of(g);
+  });
+}
+
+// y = g sigmoid(slope g) (u + shift), with g = min(gate, cap) and u = up between -cap and cap.
+template <typename T>
+__global__ void clamped_swiglu(const T* gate, const T* up, T* y, double cap, double slope,
+                               double shift, i64 count) {
+  typedef Wide<T> W;
+  W most = (W)cap, steep = (W)slope, more = (W)shift;
+  gate_all(gate, up, y, count, [=](W g, W u) {
+    g = smaller(g, most);
+    return g * sigmoid_of(steep * g) * (larger(-most, smaller(u, most)) + more);
+  });
+}
+template <typename T>
+__global__ void clamped_swiglu_grad(const T* gate, const T* up, const T* dy, T* dgate, T* dup,
+                                    double cap, double slope, double shift, i64 count) {
+  typedef Wide<T> W;
+  W most = (W)cap, steep = (W)slope, more = (W)shift;
+  gate_all_back(gate, up, dy, dgate, dup, count, [=](W g, W u, W* of_gate, W* of_up) {
+    W cut = smaller(g, most), s = sigmoid_of(steep * cut);
+    W factor = larger(-most, smaller(u, most)) + more;
+    *of_gate = g > most ? (W)0 : factor * (s + steep * cut * s * (1 - s));
+    *of_up = u > most || u < -most ? (W)0 : cut * s;
+  });
 }
 
 // dx = dy where x is positive, elsewhere dy times the slope of the channel: `channels` values, each

@@ -31,6 +31,15 @@ __device__ inline float wide(f16 x) {
 }
 #endif
 
+// An operand that an op does not have: zero wherever it is read.
+struct none {};
+template <typename P> struct Has { static const bool value = true; };
+template <> struct Has<none> { static const bool value = false; };
+template <typename W, typename P> __device__ inline W value_at(const P* from, i64 at) {
+  return (W)wide(from[at]);
+}
+template <typename W> __device__ inline W value_at(const none*, i64) { return 0; }
+
 // Writing: narrow<T>(x), rounded to the nearest, ties to even. Every NaN of 16 bits is 0x7fff, and
 // no denormal is flushed, whatever arithmetic does before: `cvt` to 16 bits without `.ftz`.
 template <typename T> struct Narrow {

@@ -70,10 +70,11 @@ struct Seen {
 
 // Softmax over the keys seen of scale x - slope |query - key|; zeros where there are none. Rows are
 // queries of heads of samples; a table holds the slope of every head; the first query's place is
-// `offset`.
-template <typename T>
-__global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double scale, i64 offset,
-                               i64 behind, i64 ahead, i64 heads, i64 queries, i64 rows, i64 keys) {
+// `offset`. A head's sink (none: there is none) is a score more, which no key has.
+template <typename T, typename K>
+__global__ void masked_softmax(const T* x, const K* sinks, const Wide<T>* slopes, T* y,
+                               double scale, i64 offset, i64 behind, i64 ahead, i64 heads,
+                               i64 queries, i64 rows, i64 keys) {
   typedef Wide<T> W;
   W here[Row<T>::N];
   for (i64 number = blockIdx.x; number < rows; number += gridDim.x) {
@@ -95,6 +96,11 @@ __global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double s
       found.add(here);
     }
     found.join();
+    if (Has<K>::value) {
+      W sink = value_at<W>(sinks, number / queries % heads), top = larger(found.largest, sink);
+      found.sum = found.sum * exp_of(found.largest - top) + exp_of(sink - top);
+      found.largest = top;
+    }
     // The largest term of a sum is one: only that of a query without keys is less.
     W part = (W)1 / (found.sum < 1 ? (W)1 : found.sum);
     for (int at = row.first(); at < row.columns; at += row.stride()) {
@@ -107,4 +113,24 @@ __global__ void masked_softmax(const T* x, const Wide<T>* slopes, T* y, double s
       row.put_at(y, at, here);
     }
   }
+}
+
+// dsink = -Σ over samples and queries of (1 - sum(y)) sum(y dy); one block per head.
+template <typename T, typename K>
+__global__ void masked_softmax_grad_sink(const T* y, const T* dy, K* dsink, i64 samples,
+                                         i64 queries, i64 keys) {
+  typedef Wide<T> W;
+  int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  W sum = 0;
+  for (i64 at = threadIdx.x / 32; at < samples * queries; at += warps) {
+    i64 row = (at / queries * gridDim.x + blockIdx.x) * queries + at % queries;
+    W total = 0, along = 0;
+    for (i64 key = row * keys + lane; key < (row + 1) * keys; key += 32) {
+      total += wide(y[key]);
+      along += wide(y[key]) * wide(dy[key]);
+    }
+    sum += (warp_reduce<Add>(total) - 1) * warp_reduce<Add>(along);
+  }
+  sum = block_sum(lane == 0 ? sum : (W)0);
+  if (threadIdx.x == 0) dsink[blockIdx.x] = narrow<K>(sum);
 }

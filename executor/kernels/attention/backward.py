@@ -2,7 +2,8 @@
 
 With P = exp(scores − logsumexp) and D = Σ_u dout · out per query (Dao 2022, appendix B.2):
 dv = Pᵀ dout, dS = P · (dout vᵀ − D), dq = scale · dS k, dk = scale · dSᵀ q, and what is added to
-the scores gets dS. Shapes as in `geometry.py`.
+the scores gets dS; before dq and dk, dS is multiplied by the slopes of a cap. Shapes as in
+`geometry.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +74,8 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
     to them; through a window every block adds.
     """
     sizes = geometry(context)
-    adders, parts = additions(context, sizes, bias), _gradient_rooms(sizes)
+    capped = sizes.scores() if context.number("cap", 0.0) else None
+    adders, parts = additions(context, sizes, bias, capped), _gradient_rooms(sizes)
     add_to = _adder(sizes)
     heads, rows_of_heads = sizes.heads, (*sizes.heads, -1)
     add_bias = None if bias is None else _bias_adder(context, sizes, bias)
@@ -106,6 +108,9 @@ def _backward(context: KernelContext, bias: int | None) -> Kernel:
                 slope = _dscores(more, dout[:, :, rows], out[:, :, rows], value)
                 if add_bias is not None:
                     add_bias(outputs[3], more, sample)
+                if capped is not None:
+                    here = part(capped, *more.dscores.shape)
+                    np.multiply(more.dscores, here, out=more.dscores)
                 add_to(dv, room.scores, slope, room.block, written)
                 add_to(dk, more.dscores, room.query, room.block, written)
                 mixed = dq[:, :, rows]

@@ -65,9 +65,16 @@ def hide(room: ScoreScratch) -> None:
         np.add(hidden, mask.values, out=hidden)
 
 
-def additions(context: KernelContext, sizes: Geometry, bias: int | None) -> list[Added]:
-    """Functions that add to scaled products: distances times slopes, and input `bias`."""
+def additions(
+    context: KernelContext, sizes: Geometry, bias: int | None, capped: Array | None = None
+) -> list[Added]:
+    """Functions that change scaled products: a cap, distances times slopes, and input `bias`.
+
+    The slopes of the cap at the scores are left in `capped`, flat scratch of a block's scores.
+    """
     adders: list[Added] = []
+    if cap := context.number("cap", 0.0):
+        adders.append(_capped(cap, capped))
     slopes = head_slopes(context)
     if slopes is not None:
         adders.append(_distances_added(sizes, slopes.astype(sizes.dtype)[:, None, :, None]))
@@ -80,6 +87,20 @@ def additions(context: KernelContext, sizes: Geometry, bias: int | None) -> list
 
         adders.append(biased)
     return adders
+
+
+def _capped(cap: float, slopes: Array | None) -> Added:
+    """Function that makes scores x cap tanh(x / cap), whose slope is 1 - tanh(x / cap)^2."""
+
+    def change(room: ScoreScratch, sample: int, inputs: Sequence[Array]) -> None:
+        scores = room.scores
+        np.tanh(np.multiply(scores, 1 / cap, out=scores), out=scores)
+        if slopes is not None:
+            squares = part(slopes, *scores.shape)
+            np.subtract(1, np.multiply(scores, scores, out=squares), out=squares)
+        np.multiply(scores, cap, out=scores)
+
+    return change
 
 
 def alibi_slopes(heads: int, exponent: float) -> Array:

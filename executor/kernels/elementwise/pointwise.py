@@ -1,4 +1,4 @@
-"""Pointwise kernels: functions and the gates made of them, swiglu and prelu.
+"""Pointwise kernels: functions and the gates made of them, two forms of swiglu and prelu.
 
 Those of many passes go chunk by chunk, so that only the first and last pass touch memory.
 """
@@ -108,6 +108,57 @@ def swiglu_grad(context: KernelContext) -> Kernel:
                 np.subtract(value, dgate[part], out=value)
                 np.add(value, s, out=value)
                 np.multiply(value, up[part], out=value)
+                np.multiply(value, dy[part], out=dgate[part])
+
+    return kernel
+
+
+def clamped_swiglu(context: KernelContext) -> Kernel:
+    """Kernel of g sigmoid(slope g) (u + shift) from (gate, up), both cut off."""
+    cap, slope, shift = (context.number(name, 0.0) for name in ("cap", "slope", "shift"))
+    size = context.outputs[0].size
+    gates, values = scratch(2, size, context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        gate, up, y = inputs[0].reshape(-1), inputs[1].reshape(-1), outputs[0].reshape(-1)
+        with np.errstate(over="ignore"):
+            for part in chunks(size):
+                g, value = (array[: part.stop - part.start] for array in (gates, values))
+                np.minimum(gate[part], cap, out=g)
+                sigmoid(np.multiply(g, slope, out=value), y[part], ())
+                np.multiply(y[part], g, out=y[part])
+                np.add(np.clip(up[part], -cap, cap, out=value), shift, out=value)
+                np.multiply(y[part], value, out=y[part])
+
+    return kernel
+
+
+def clamped_swiglu_grad(context: KernelContext) -> Kernel:
+    """Kernel of dgate and dup from (gate, up, dy), zero where these are cut off.
+
+    With s = sigmoid(slope g): dup = dy g s, and dgate = dy (u + shift) (s + slope g s (1 - s)).
+    """
+    cap, slope, shift = (context.number(name, 0.0) for name in ("cap", "slope", "shift"))
+    size = context.outputs[0].size
+    gates, slopes, values = scratch(3, size, context.outputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        gate, up, dy = (array.reshape(-1) for array in inputs)
+        dgate, dup = (array.reshape(-1) for array in outputs)
+        with np.errstate(over="ignore"):
+            for part in chunks(size):
+                g, s, value = (array[: part.stop - part.start] for array in (gates, slopes, values))
+                np.minimum(gate[part], cap, out=g)
+                sigmoid(np.multiply(g, slope, out=value), s, ())
+                np.multiply(value, s, out=value)
+                np.subtract(value, value * s, out=value)
+                np.add(value, s, out=value)
+                np.multiply(g, s, out=s)
+                np.multiply(s, dy[part], out=dup[part])
+                np.multiply(dup[part], np.abs(up[part]) <= cap, out=dup[part])
+                np.add(np.clip(up[part], -cap, cap, out=s), shift, out=s)
+                np.multiply(value, s, out=value)
+                np.multiply(value, gate[part] <= cap, out=value)
                 np.multiply(value, dy[part], out=dgate[part])
 
     return kernel

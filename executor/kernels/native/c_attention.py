@@ -1,4 +1,4 @@
-"""Attention and its gradient in C, without windows and without anything added to scores."""
+"""Attention and its gradient in C, without windows and without a change of scores."""
 
 import ctypes
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def attention(context: KernelContext) -> Kernel | None:
     width = function("vector_width")()
     if query.shape[-1] % width or grouped_context.inputs[2].shape[-1] % width:
         return None
-    if context.attributes.get("window") or context.attributes.get("alibi"):
+    if any(context.attributes.get(name) for name in ("window", "alibi", "cap")):
         return None
     sizes = geometry(grouped_context)
     if any(block.blind for block in sizes.blocks):

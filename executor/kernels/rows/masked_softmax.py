@@ -14,7 +14,10 @@ from millrace.executor.kernels.context import Array, Kernel, KernelContext
 
 
 def masked_softmax(context: KernelContext) -> Kernel:
-    """Kernel of softmax over keys of scale · x, less what ALiBi takes away, where not hidden."""
+    """Kernel of softmax over keys of scale · x, less what ALiBi takes away, where not hidden.
+
+    A head's sink, where it has one, is a score more.
+    """
     samples, *heads, queries, keys = context.inputs[0].shape
     count = prod(heads)
     scale = context.number("scale", 1.0)
@@ -24,7 +27,7 @@ def masked_softmax(context: KernelContext) -> Kernel:
     distances = np.abs(behind).astype(context.inputs[0].dtype)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x, y = (a.reshape(samples * count, queries, keys) for a in (*inputs, *outputs))
+        x, y = (a.reshape(samples * count, queries, keys) for a in (inputs[0], outputs[0]))
         for head in range(samples * count):
             row = y[head]
             np.multiply(x[head], scale, out=row)
@@ -33,11 +36,15 @@ def masked_softmax(context: KernelContext) -> Kernel:
             if mask is not None:
                 np.add(row, mask, out=row)
             largest = np.maximum.reduce(row, axis=1)
-            np.maximum(largest, np.finfo(row.dtype).min, out=largest)
+            sink = inputs[1].reshape(-1)[head % count] if inputs[1:] else np.finfo(row.dtype).min
+            np.maximum(largest, sink, out=largest)
             np.subtract(row, largest[:, None], out=row)
             np.exp(row, out=row)
+            total = np.add.reduce(row, axis=1)
+            if inputs[1:]:
+                total += np.exp(sink - largest)
             # The largest term of a sum is one: only that of a query without keys is less.
-            total = np.maximum(np.add.reduce(row, axis=1), 1)
+            np.maximum(total, 1, out=total)
             np.divide(row, total[:, None], out=row)
 
     return kernel
@@ -56,6 +63,19 @@ def masked_softmax_grad(context: KernelContext) -> Kernel:
             np.subtract(dy[head], along[:, None], out=dx[head])
             np.multiply(dx[head], y[head], out=dx[head])
             np.multiply(dx[head], scale, out=dx[head])
+
+    return kernel
+
+
+def masked_softmax_grad_sink(context: KernelContext) -> Kernel:
+    """Kernel of dsink from (y, dy): what is left of one is the sink's probability."""
+    samples, *heads, queries, keys = context.inputs[0].shape
+    count = prod(heads)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        y, dy = (a.reshape(samples, count, queries, keys) for a in inputs)
+        along = np.vecdot(y, dy) * (np.add.reduce(y, axis=3) - 1)
+        np.add.reduce(along, axis=(0, 2), out=outputs[0].reshape(count))
 
     return kernel
 

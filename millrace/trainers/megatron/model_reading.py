@@ -147,7 +147,10 @@ def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dic
     head_dim = values["kv_channels"] or hidden // heads
     grouped = values["group_query_attention"]
     gated = values["swiglu"] or values["quick_geglu"]
-    activation = "silu" if values["swiglu"] else "relu" if values["squared_relu"] else "gelu"
+    capped = values["activation_func_clamp_value"] and gated  # a sigmoid's gate in either form
+    activation = (
+        "silu" if values["swiglu"] or capped else "relu" if values["squared_relu"] else "gelu"
+    )
     if values["squared_relu"]:
         notes.append("--squared-relu: planned as ReLU, whose costs are the same")
     if form in ("learned_absolute", "relative"):
@@ -172,7 +175,7 @@ def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dic
         "qk_norm": ("rms" if values["normalization"] == "RMSNorm" else "layer")
         * values["qk_layernorm"],
         "mtp_layers": values["mtp_num_layers"] or 0,
-        "gate_cap": values["activation_func_clamp_value"] or 0.0,
+        "gate_cap": float(capped or 0.0),
     }
     if values["mtp_num_layers"]:
         config["mtp_loss"] = values["mtp_loss_scaling_factor"]

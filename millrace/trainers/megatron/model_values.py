@@ -151,6 +151,8 @@ def _activation(config: DecoderConfig, unsaid: list[str]) -> dict[str, bool]:
         if config.activation != "silu":
             unsaid.append(f"activation {config.activation}: written as quick GeGLU")
             return {"quick_geglu": True}
+        if config.gate_cap:
+            unsaid.append(f"gates are sigmoids of {config.gate_slope:g} times them: SwiGLU's")
         return {"swiglu": True}
     if config.activation in ("gelu", "gelu_erf"):
         return {}

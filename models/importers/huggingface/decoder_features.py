@@ -17,6 +17,7 @@ from millrace.models.importers.huggingface.mapping import Mapped
 from millrace.models.importers.huggingface.rotary_configs import (
     angles_by_layer,
     latent_scale,
+    rope_section,
     rotary_fields,
 )
 from millrace.models.spec import Config
@@ -44,7 +45,8 @@ NUMBERS: dict[str, tuple[str, Callable[[float], float]]] = {
     "logits_scaling": ("logit_scale", lambda divisor: 1 / divisor),
     "query_pre_attn_scalar": ("attention_scale", lambda features: 1 / sqrt(features)),
     "routed_scaling_factor": ("weight_scale", float),
-    "alibi_bias_max": ("alibi", float),
+    "swiglu_alpha": ("gate_slope", float),
+    "attn_scale": ("tempered_scale", float),
 }
 """Keys that are numbers above zero, the field that each sets, and to what."""
 LIMITS = {
@@ -205,7 +207,15 @@ def _rotary_fields(keys: Keys, head_dim: int, positions: int) -> Config:
     if "kv_lora_rank" in keys.values:
         return rotary_fields(keys, keys.integer("qk_rope_head_dim"), positions)
     keys, of_windows = angles_by_layer(keys, head_dim)
-    return rotary_fields(keys, head_dim, positions) | of_windows
+    fields = rotary_fields(keys, head_dim, positions) | of_windows
+    section = rope_section(keys)
+    if section.has("llama_4_scaling_beta"):
+        fields |= {
+            "tempered_from": section.integer("original_max_position_embeddings"),
+            "tempered_scale": section.number("llama_4_scaling_beta"),
+            "tempered_always": True,
+        }
+    return fields
 
 
 def _flags(keys: Keys, flags: dict[str, tuple[str, ...]]) -> Config:

@@ -131,7 +131,11 @@ def slots_of(labels: Sequence[Token], dims: Sequence[Group]) -> tuple[OperandSlo
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DraftOp:
-    """Op to be. `ordered`: dims of operands come in the order of their slots."""
+    """Op to be.
+
+    `ordered`: dims of operands come in the order of their slots. `sunk`: an attention whose last
+    input is its heads' sinks.
+    """
 
     kind: str
     inputs: tuple[StepOperand, ...]
@@ -139,6 +143,7 @@ class DraftOp:
     extras: tuple[tuple[Token, ...], ...] = ()
     attributes: dict[str, Value] = field(default_factory=dict)
     ordered: bool = False
+    sunk: bool = False
     more: tuple[DraftTensor, ...] = ()  # further outputs that other steps read
 
 

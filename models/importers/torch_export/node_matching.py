@@ -4,6 +4,7 @@ Each matcher looks backwards from a call and returns the op's name and what it r
 calls in between are then read by nothing and fall away.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.models.importers.patterns import (
@@ -99,7 +100,12 @@ CALLS = FxCalls()
 
 _SCORES = ("matmul", "query", ("transpose", "key"))
 _SCALED = Either((("mul", _SCORES, Number("scale")), ("div", _SCORES, Number("divisor")), _SCORES))
-_WEIGHTS = ("softmax", Either((("add", _SCALED, "mask"), _SCALED)))
+_CAPPED = ("mul", ("tanh", ("div", _SCALED, Number("cap"))), Number("capped_by"))
+_SCORED = Either((_CAPPED, _SCALED))
+_MASKED = Either((("add", _SCORED, "mask"), _SCORED))
+# A number that is taken off all scores of a query changes no probability.
+_SUNK = ("but_last", ("softmax", ("sub", ("cat", _MASKED, "sinks"), "largest")))
+_WEIGHTS = Either((("softmax", _MASKED), _SUNK))
 _DROPPED = Either((("dropout", _WEIGHTS, Number("rate")), _WEIGHTS))
 _EAGER_ATTENTION = ("matmul", _DROPPED, "value")
 
@@ -113,7 +119,10 @@ def part_of(node: Any) -> tuple[Any, ...] | None:
     given, usual = list(node.args[1:]), [0, None, None, 1]
     dim, start, end, step = given + usual[len(given) :]
     *before, size = node.args[0].meta["val"].shape
-    bounds = (start or 0, size if end is None else end, step, size)
+    end = size if end is None else end
+    if isinstance(end, int) and end < 0:
+        end += size
+    bounds = (start or 0, end, step, size)
     if dim % (len(before) + 1) != len(before) or not all(isinstance(x, int) for x in bounds):
         return None
     return (bounds[0], min(bounds[1], size), step, size)
@@ -132,7 +141,8 @@ def _part(node: Any) -> str:
     """Name of the part of the last dim that a slice takes."""
     *bounds, size = part_of(node) or (0, 0, 0, 0)
     front, back = (0, size // 2, 1), (size // 2, size, 1)
-    parts = {front: "front", back: "back", (0, size, 2): "even", (1, size, 2): "odd"}
+    parts = {(0, size - 1, 1): "but_last", front: "front", back: "back"}
+    parts |= {(0, size, 2): "even", (1, size, 2): "odd"}
     return parts.get(tuple(bounds), "")
 
 
@@ -180,6 +190,9 @@ def eager_attention(node: Any) -> MatchedCall | None:
     mask = bound.get("mask")
     if mask is not None and (not hasattr(mask, "meta") or mask.meta["val"].ndim > 4):
         return None
+    cap, sinks = bound.get("cap", 0.0), bound.get("sinks")
+    if bound.get("capped_by", cap) != cap or (sinks is not None and not _of_heads(bound)):
+        return None
     return "scaled_dot_product_attention", {
         "query": bound["query"],
         "key": bound["key"],
@@ -189,7 +202,20 @@ def eager_attention(node: Any) -> MatchedCall | None:
         "is_causal": False,
         "scale": bound.get("scale", 1 / bound.get("divisor", 1.0)),
         "enable_gqa": False,
+        "cap": cap,
+        "sinks": sinks,
     }
+
+
+def _of_heads(bound: Mapping[str, Any]) -> bool:
+    """True if sinks are one number per head, and what is taken off scores is one per query."""
+    sinks, largest = (bound[name].meta["val"].shape for name in ("sinks", "largest"))
+    expands = is_call(bound["sinks"], "expand")
+    return expands and sinks[-1] == largest[-1] == 1 and _shape_below(bound["sinks"])[2:] == (1, 1)
+
+
+def _shape_below(node: Any) -> tuple[int, ...]:
+    return tuple(node.args[0].meta["val"].shape)
 
 
 MATCHERS = (rms_norm, gelu, swiglu, eager_attention)

@@ -237,6 +237,7 @@ class DraftWriter:
         for tokens in step.extras:
             slots = (slot for token in tokens for slot in out.slots if slot.token is token)
             outputs.append(_operand(slots, labels))
+        sinks = [(names.pop(), operands.pop())] if step.sunk else []
         text = write(operands, outputs, frozenset(labels.whole_labels))
         layout = _layout(out.slots)
         same = all(len(group) == 1 for group in layout)
@@ -248,13 +249,17 @@ class DraftWriter:
         shapes = [tuple(sizes[dim] for dim in dims) for dims in outputs]
         made_names = self.builder.emit(
             step.kind,
-            self._full(name),
+            self._full(f"{name}.keys" if sinks else name),
             names,
             text,
             shapes=shapes,
             attributes=attributes,
             dtype="int32" if out.tensor.integer else None,
         )
+        for sink, dims in sinks:
+            text = write((*outputs, dims), outputs)
+            read = (*made_names, sink)
+            made_names = self.builder.emit("attention_sink", self._full(name), read, text)
         first = made_names[0]
         for tensor, made_name in zip(step.more, made_names[1:], strict=False):
             self._names[tensor] = made_name

@@ -16,19 +16,8 @@ def approximations(spec: ModelSpec, config: DecoderConfig) -> tuple[str, ...]:
 
 
 def _clauses(spec: ModelSpec, config: DecoderConfig) -> Iterator[str]:
-    if config.sinks:
-        yield (
-            f"attention sinks are left out (a learned number per head and layer, "
-            f"{config.heads * config.layers:,} of them)"
-        )
-    if config.score_cap:
-        yield f"the soft cap of attention's scores ({config.score_cap:g}) is left out"
-    if config.gate_cap:
-        yield f"SwiGLU cut off at {config.gate_cap:g} is planned as plain SwiGLU"
     if config.chunk and config.chunk < spec.seq_len:
         yield (
             f"attention within chunks of {config.chunk:,} tokens is planned as a window of "
             f"{config.chunk // 2:,}, as many keys as a query of a chunk sees on average"
         )
-    if 0 < config.tempered_from <= spec.seq_len:
-        yield f"scores do not grow from position {config.tempered_from:,} on"

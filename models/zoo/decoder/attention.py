@@ -10,6 +10,8 @@ Grouped queries: Ainslie et al., arXiv 2305.13245 (2023). Windows: Jiang et al.,
 arXiv 2310.06825 (2023), section 2. ALiBi: Press et al., arXiv 2108.12409 (2021).
 """
 
+import numpy as np
+
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.ops import Attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
@@ -30,6 +32,7 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
         _positioned(builder, config, layer, part, projected, f"b t {dims}")
         for part, projected, dims in (("q", query, queries), ("k", key, keys))
     )
+    query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
         mixed = _gated(builder, config, x, mixed, queries, heads)
@@ -85,12 +88,24 @@ def mix(
         attributes["window"] = window
     if config.alibi:
         attributes["alibi"] = config.alibi
+    if config.score_cap:
+        attributes["cap"] = config.score_cap
     query_heads, key_heads = ("g r", "g") if grouped else ("h", "h")
     labels = (
         f"b t {query_heads} d!, b s! {key_heads} d!, b s! {key_heads} u! "
         f"-> b t {query_heads} u!, b t {query_heads}"
     )
-    return builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    mixed = builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    if not config.sinks:
+        return mixed
+    shape = builder.tensors[mixed].shape[2:-1]
+    std = config.init_std
+    sinks = builder.parameter("attn.sinks.weight", query_heads, shape, std=std, decay=False)
+    outputs = f"b t {query_heads} u, b t {query_heads}"
+    labels = f"{outputs}, {query_heads} -> {outputs}"
+    return builder.apply(
+        "attention_sink", "attn.sunk", (mixed, f"{mixed}.logsumexp", sinks), labels
+    )
 
 
 def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
@@ -185,3 +200,21 @@ def _query_norm(builder: GraphBuilder, config: DecoderConfig, part: str, x: str,
     if config.qk_norm_whole:
         return whole_norm(builder, config, name, x, dims.removeprefix("b t "), config.qk_norm)
     return add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
+
+
+def _tempered(
+    builder: GraphBuilder, config: DecoderConfig, layer: int, query: str, dims: str
+) -> str:
+    """Add the factors by which queries grow with their positions, where there are any but one.
+
+    Meta's Llama 4 (April 2025) has them where nothing is turned: 1 + a log(1 + (t + 1) // n).
+    Ministral 3 has them in all layers, with t in place of t + 1.
+    """
+    tokens, step = builder.tokens_per_sample, config.tempered_from
+    always = config.tempered_always
+    if not 0 < step <= tokens - always or not (always or layer in config.unturned_layers):
+        return query
+    places = np.arange(tokens) + (not always)
+    factors = 1 + config.tempered_scale * np.log1p(places // step)
+    grown = builder.constant("attn.q.factors", "t", factors)
+    return builder.apply("mul", "attn.q.tempered", (query, grown), f"{dims}, t -> {dims}")

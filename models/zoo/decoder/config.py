@@ -82,11 +82,16 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk : int
         A query sees the keys of its own chunk of the sequence alone, but in `full_layers` (0: no
         chunks; Llama 4).
-    score_cap, sinks, tempered_from, gate_cap
-        What the graph leaves out (`millrace.models.zoo.decoder.approximations`): scores are capped
-        like logits (0: not); every head has a learned score that no key has; positions from which
-        on the scores of `unturned_layers` grow (0: none); gates and what they open are cut off
-        there (0: not).
+    sinks : bool
+        Every head has a learned score that no key has (gpt-oss).
+    gate_cap, gate_slope : float
+        Gates and what they open are cut off at the one (0: not), and gates are sigmoids of the
+        other times what is left (`clamped_swiglu` of the op table; gpt-oss).
+    score_cap : float
+        Scores are capped like logits (0: not; Gemma 2).
+    tempered_from, tempered_scale, tempered_always
+        Positions from which on the scores of `unturned_layers` grow (0: none), and how much (Llama
+        4); or those of all layers (Ministral 3).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
     window_rope_base, window_rotary_dims
@@ -175,7 +180,10 @@ rope_slow, rope_truncate
     score_cap: float = 0.0
     sinks: bool = False
     tempered_from: int = 0
+    tempered_scale: float = 0.1
+    tempered_always: bool = False
     gate_cap: float = 0.0
+    gate_slope: float = 1.702
     rotary_dims: int = 0
     rope_base: float = 10000.0
     rope_interleaved: bool = False
@@ -255,6 +263,7 @@ _AMOUNTS = (
 )
 _ABOVE_ZERO = (
     *("epsilon", "weight_scale", "init_std", "embedding_scale", "logit_scale", "residual_scale"),
+    "gate_slope",
     *("rope_factor", "rope_amplitude", "rope_fast", "rope_slow"),
 )
 
@@ -291,6 +300,10 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
         raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
+    if config.gate_cap and not (config.gated and config.activation == "silu"):
+        raise ModelError(
+            f"{name}: `gate_cap` is for `gated` parts of `activation` silu; set it to 0"
+        )
     if config.experts:
         _check_experts(name, config)
     if spec.seq_len < 1:

@@ -51,6 +51,10 @@ def _activated(
     if not config.gated:
         return _pointwise(builder, config, f"{name}.active", wide[0], dims)
     labels = f"{dims}, {dims} -> {dims}"
+    if config.gate_cap:
+        attributes = {"cap": config.gate_cap, "slope": config.gate_slope, "shift": 1.0}
+        name = f"{name}.active"
+        return builder.apply("clamped_swiglu", name, wide, labels, attributes=attributes)
     if config.activation == "silu":
         return builder.apply("swiglu", f"{name}.active", wide, labels)
     gate, up = wide

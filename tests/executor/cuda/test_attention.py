@@ -33,6 +33,8 @@ WIDE = {
     "biased_attention_grad": (5,),
     "attention_round": (3, 4),
     "attention_grad_round": (3, 4, 6),
+    "attention_sink": (1,),
+    "attention_sink_grad": (1,),
 }  # inputs that are float32 in a plan of 16 bits
 PLAIN: Attributes = {"causal": False, "scale": 0.5}
 CAUSAL: Attributes = {"causal": True, "scale": 0.5}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator needs g++
 LOSS_SCALE_AT = 32  # bytes of four counters before it in `sources/control.cuh`
 FUNCTIONS = {
     "rms_norm": ["l2_normalize_grad<float, bf16, float, 4, 1, true>"],
-    "softmax": ["softmax<float, 1>", "masked_softmax<float>"],
+    "softmax": ["softmax<float, 1>", "masked_softmax<float, none>"],
     "loss": [
         "cross_entropy<float, int, float>",
         "cross_entropy_grad<float, int, float>",

@@ -96,23 +96,41 @@ def _softmaxes(attributes: Attributes, sizes: dict[str, int]) -> Iterator[Exampl
     )  # fmt: skip
 
 
+def _sinks(heads: str, sizes: dict[str, int]) -> Iterator[Example]:
+    """Examples of sinks of heads: after attention, and in a softmax of scores."""
+    outs, form = f"b t {heads} u, b t {heads}", f"b {heads} t s!"
+    plain, softmax = f"{form} -> {form}", f"{form}, {heads} -> {form}"
+    attributes: Attributes = {"causal": True, "scale": 0.5, "window": 3}
+
+    def derive(y: Array, dy: Array) -> tuple[Array, Array]:
+        return 0.7 * evaluate("masked_softmax", plain, [y], (), attributes)[0], dy
+
+    yield Example(kind="attention_sink", labels=f"{outs}, {heads} -> {outs}", sizes=sizes)
+    labels = f"{outs}, {heads}, b t {heads} u -> {heads}"
+    yield Example(kind="attention_sink_grad", labels=labels, sizes=sizes)
+    yield Example(kind="masked_softmax", labels=softmax, attributes=attributes, sizes=sizes)
+    labels = f"{form}, {form} -> {heads}"
+    yield Example(kind="masked_softmax_grad_sink", labels=labels, derive=derive, sizes=sizes)
+
+
 def _examples() -> Iterator[Example]:
     plain: Attributes = {"causal": False, "scale": 0.5}
     for causal in (True, False):
         here = plain | {"causal": causal}
-        everything = here | {"window": 70, "alibi": 8.0}
+        everything = here | {"window": 70, "alibi": 8.0, "cap": 0.5}
         yield from both(Form(attributes=here), {})
         yield from both(Form(attributes=here), _LONG)
-        yield from both(Form(attributes=here | {"window": 3}), {})
+        yield from both(Form(attributes=here | {"window": 3, "cap": 0.7}), {})
         yield from both(Form(attributes=everything, grouped=True), _LONG | _GROUPED)
         yield from _rounds(Form(attributes=here), {})
         yield from _softmaxes(here, _GROUPED)
         yield from _softmaxes(here | {"window": 3, "alibi": 8.0}, _GROUPED)
         yield from _rounds(Form(attributes=here, grouped=True), _GROUPED)
     yield from both(Form(attributes=plain, grouped=True), _GROUPED)
+    yield from (*_sinks("g r", _GROUPED), *_sinks("h", {"u": 6}))
     yield from both(Form(attributes=here | {"alibi": 8.0}), {})
     yield from both(Form(attributes=plain | {"causal": True}, bias="h t s"), {})
-    yield from both(Form(attributes=plain, bias="b s"), {})
+    yield from both(Form(attributes=plain | {"cap": 0.5}, bias="b s"), {})
     yield from both(Form(attributes=plain, bias="b g r t s", grouped=True), _GROUPED)
     yield from both(Form(attributes=plain, bias="r s", grouped=True), _LONG | _GROUPED)
 

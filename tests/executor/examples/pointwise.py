@@ -11,6 +11,7 @@ def positive(x: Array, *rest: Array) -> tuple[Array, ...]:
 
 
 LABELS, GRAD_LABELS = "b t n -> b t n", "b t n, b t n -> b t n"
+CLAMPED = {"cap": 0.8, "slope": 1.7, "shift": 1.0}
 OF_ANY = ("gelu", "silu", "sigmoid", "tanh", "softplus", "exp", "sin", "cos", "gelu_erf", "relu")
 OF_POSITIVE = ("log", "sqrt", "rsqrt", "reciprocal")
 
@@ -43,6 +44,12 @@ EXAMPLES = (
     ),
     Example(kind="swiglu", labels="b t n, b t n -> b t n"),
     Example(kind="swiglu_grad", labels="b t n, b t n, b t n -> b t n, b t n"),
+    Example(kind="clamped_swiglu", labels="b t n, b t n -> b t n", attributes=CLAMPED),
+    Example(
+        kind="clamped_swiglu_grad",
+        labels="b t n, b t n, b t n -> b t n, b t n",
+        attributes=CLAMPED,
+    ),
     *prelu("b c h d", "c"),
     *prelu("b t n", "n"),
     *prelu("b t n", "()"),

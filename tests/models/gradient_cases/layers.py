@@ -58,6 +58,20 @@ def attended(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     )
 
 
+def _sinks(builder: GraphBuilder) -> str:
+    return builder.parameter("sinks", "g r", (GROUPS, HEADS), std=1.0)
+
+
+def sunk(builder: GraphBuilder, x: str) -> str:
+    """Attention with sinks."""
+    inputs = (_queries(builder, x), *_keys_and_values(builder, x))
+    attributes = SCALE | {"causal": True}
+    mixed = builder.apply("attention", "core", inputs, GROUPED, attributes=attributes)
+    read = (mixed, f"{mixed}.logsumexp", _sinks(builder))
+    labels = "b t g r u, b t g r, g r -> b t g r u, b t g r"
+    return _back(builder, builder.apply("attention_sink", "sunk", read, labels))
+
+
 def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
     """Attention to fewer keys than queries, from other features."""
     memory = builder.apply(
@@ -103,7 +117,10 @@ def scored(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     labels = "b t g r d!, b s! g d! -> b g r t s!"
     scores = builder.apply("matmul", "scores", (_queries(builder, x), key), labels)
     labels, attributes = "b g r t s! -> b g r t s!", SCALE | form
-    weights = builder.apply("masked_softmax", "weights", (scores,), labels, attributes=attributes)
+    if sinks := () if "window" in form else (_sinks(builder),):
+        labels = "b g r t s!, g r -> b g r t s!"
+    read = (scores, *sinks)
+    weights = builder.apply("masked_softmax", "weights", read, labels, attributes=attributes)
     labels = "b g r t s!, b s! g u! -> b t g r u!"
     return _back(builder, builder.apply("matmul", "core", (weights, value), labels))
 
@@ -153,11 +170,13 @@ CASES: dict[str, Body] = {
     "attention, causal": partial(attended, {"causal": True}),
     "attention, window": partial(attended, {"causal": True, "window": 2}),
     "attention, alibi": partial(attended, {"causal": True, "alibi": 8.0}),
+    "attention, cap": partial(attended, {"causal": True, "cap": 0.6}),
     "attention, elsewhere": attended_elsewhere,
+    "attention, sinks": sunk,
     "biased_attention": partial(biased, {}),
     "biased_attention, relative_bias": partial(biased, {"bidirectional": True, "max_distance": 5}),
     "relative_bias, backward only": partial(biased, {"bidirectional": False, "max_distance": 5}),
-    "masked_softmax, full": partial(scored, {"causal": False}),
+    "masked_softmax, sinks": partial(scored, {"causal": False}),
     "masked_softmax, alibi": partial(scored, {"causal": True, "window": 2, "alibi": 8.0}),
     "rotary, halves": partial(turned, {}),
     "rotary, neighbours": partial(turned, {"interleaved": True}),

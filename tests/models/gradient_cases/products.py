@@ -133,9 +133,10 @@ def softened(builder: GraphBuilder, x: str) -> str:
     return builder.apply("softmax", "soft", (x,), "b t k! -> b t k!")
 
 
-def gated(builder: GraphBuilder, x: str) -> str:
+def gated(kind: str, attributes: dict[str, float], builder: GraphBuilder, x: str) -> str:
     up = dense(builder, "up", x, "b t k, k n -> b t n", {"n": K}, std=1.0)
-    return builder.apply("swiglu", "gate", (x, up), "b t k, b t k -> b t k")
+    labels = "b t k, b t k -> b t k"
+    return builder.apply(kind, "gate", (x, up), labels, attributes=attributes)
 
 
 def with_slopes(builder: GraphBuilder, x: str) -> str:
@@ -168,7 +169,8 @@ CASES: dict[str, Body] = {
     "embedding": embedded,
     "dropout": dropped,
     "softmax": softened,
-    "swiglu": gated,
+    "swiglu": partial(gated, "swiglu", {}),
+    "clamped_swiglu": partial(gated, "clamped_swiglu", {"cap": 0.8, "slope": 1.7, "shift": 1.0}),
     "prelu": with_slopes,
     **{name: partial(function, name) for name in FUNCTIONS},
 }

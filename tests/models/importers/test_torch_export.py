@@ -32,8 +32,16 @@ optional("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FAMILIES = ("llama", "llama, eager, one key head", "mixtral", "gpt2", "bert", "t5", "vit", "resnet")
-BY_HAND = ("convolutions", "convolutions in groups", "transformer", "mixer", "odds", "windows")
-ROTARY = ("llama, stretched", "gptj")
+BY_HAND = (
+    "convolutions",
+    "convolutions in groups",
+    "transformer",
+    "mixer",
+    "odds",
+    "windows",
+    "sinks",
+)
+ROTARY = ("llama, stretched", "gptj", "gemma2, eager")
 TOLERANCE = 1e-4
 
 

@@ -137,6 +137,30 @@ class Odds(nn.Module):  # type: ignore[misc]
         return self.head(x / (x.square().sum(-1, keepdim=True) + 1).sqrt())
 
 
+class Sinks(nn.Module):  # type: ignore[misc]
+    """Attention as transformers writes it out for gpt-oss, whose heads have sinks."""
+
+    num_key_value_groups = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(30, 16)
+        self.query, self.out, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 30)
+        self.key, self.value = nn.Linear(16, 8), nn.Linear(16, 8)
+        self.sinks = nn.Parameter(torch.randn(4))
+
+    def forward(self, ids: Any) -> Any:
+        from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+        x = self.tokens(ids)
+        b, t, _ = x.shape
+        parts = (self.query, self.key, self.value)
+        query, key, value = (part(x).view(b, t, -1, 4).transpose(1, 2) for part in parts)
+        mask = torch.full((t, t), float("-inf")).triu(1)
+        mixed, _ = eager_attention_forward(self, query, key, value, mask, 0.5)
+        return self.head(x + self.out(mixed.reshape(b, t, 16)))
+
+
 class ShiftedWindows(nn.Module):  # type: ignore[misc]
     """Attention within windows of an image that are shifted, biased by where places lie."""
 
@@ -219,6 +243,19 @@ MODULES: dict[str, Callable[[], Example]] = {
         ),
         _ids(64),
     ),
+    "gemma2, eager": lambda: (
+        _transformers(
+            "Gemma2ForCausalLM",
+            **_LLAMA,
+            num_key_value_heads=2,
+            head_dim=6,
+            sliding_window=4,
+            attn_logit_softcapping=0.5,
+            pad_token_id=None,
+            attention="eager",
+        ),
+        _ids(64),
+    ),
     "gpt2": lambda: (_transformers("GPT2LMHeadModel", **_GPT2), _ids(64)),
     "bert": lambda: (_transformers("BertForMaskedLM", **_LLAMA, **_NO_BERT_DROPOUT), _ids(64)),
     "t5": lambda: (
@@ -263,6 +300,7 @@ MODULES: dict[str, Callable[[], Example]] = {
     "mixer": lambda: (Mixer(), torch.randn(3, 5, 6)),
     "windows": lambda: (ShiftedWindows(), torch.randn(2, 3, 4, 4)),
     "odds": lambda: (Odds(), _ids(30)),
+    "sinks": lambda: (Sinks(), _ids(30)),
 }
 
 

@@ -80,6 +80,21 @@ def swiglu(call: Call, gate: Array, up: Array) -> Array:
     return silu(gate) * up
 
 
+def clamped_swiglu(call: Call, gate: Array, up: Array) -> Array:
+    cap, slope, shift = (call.attributes[name] for name in ("cap", "slope", "shift"))
+    g = np.minimum(gate, cap)
+    return g / (1 + np.exp(-slope * g)) * (np.clip(up, -cap, cap) + shift)
+
+
+def clamped_swiglu_grad(call: Call, gate: Array, up: Array, dy: Array) -> tuple[Array, ...]:
+    cap, slope, shift = (call.attributes[name] for name in ("cap", "slope", "shift"))
+    g = np.minimum(gate, cap)
+    s = 1 / (1 + np.exp(-slope * g))
+    of_gate = (s + slope * g * s * (1 - s)) * (gate <= cap)
+    dup = dy * g * s * (np.abs(up) <= cap)
+    return dy * (np.clip(up, -cap, cap) + shift) * of_gate, dup
+
+
 def swiglu_grad(call: Call, gate: Array, up: Array, dy: Array) -> tuple[Array, ...]:
     return dy * up * slope_of(silu, gate), dy * silu(gate)
 
@@ -104,6 +119,8 @@ def _slope_shape(call: Call) -> list[int]:
 POINTWISE: dict[str, Definition] = {
     **{name: _value(name) for name in FUNCTIONS},
     **{f"{name}_grad": _gradient(name) for name in FUNCTIONS},
+    "clamped_swiglu": clamped_swiglu,
+    "clamped_swiglu_grad": clamped_swiglu_grad,
     "swiglu": swiglu,
     "swiglu_grad": swiglu_grad,
     "prelu": prelu,

@@ -99,6 +99,8 @@ def _scores(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array, t
     query, key = call.labels_in(0), call.labels_in(1)
     labels = (*query[:-1], key[1])
     scores = call.attributes["scale"] * call.einsum([(inputs[0], query), (inputs[1], key)], labels)
+    if cap := call.attributes.get("cap", 0):
+        scores = cap * np.tanh(scores / cap)
     if bias:
         scores = scores + call.aligned(inputs[3], call.labels_in(3), labels)
     return _masked(call, scores, labels, (query[1], *query[2:-1])), labels
@@ -144,6 +146,9 @@ def _backward(call: Call, inputs: tuple[Array, ...], bias: bool) -> tuple[Array,
     of_weights = call.einsum([(dout, out_labels), (inputs[2], value)], labels)
     of_scores = weights * (of_weights - (dout * out).sum(-1)[..., None])
     scaled = of_scores * call.attributes["scale"]
+    if cap := call.attributes.get("cap", 0):
+        plain = call.einsum([(inputs[0], query), (inputs[1], key)], labels)
+        scaled = scaled * (1 - np.tanh(call.attributes["scale"] * plain / cap) ** 2)
     gradients = (
         call.einsum([(scaled, labels), (inputs[1], key)], query),
         call.einsum([(scaled, labels), (inputs[0], query)], key),
@@ -170,11 +175,32 @@ def biased_attention_grad(call: Call, *inputs: Array) -> tuple[Array, ...]:
     return _backward(call, inputs, True)
 
 
-def masked_softmax(call: Call, x: Array) -> Array:
+def masked_softmax(call: Call, x: Array, *sinks: Array) -> Array:
     labels = call.labels_in(0)
     _, *heads, queries, _ = labels
     scores = _masked(call, call.attributes["scale"] * x, labels, (queries, *heads))
-    return np.asarray(np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
+    total = np.exp(scores).sum(-1, keepdims=True)
+    for sink in sinks:
+        total = total + call.aligned(np.exp(sink), tuple(heads), labels)
+    return np.asarray(np.exp(scores) / total)
+
+
+def masked_softmax_grad_sink(call: Call, y: Array, dy: Array) -> Array:
+    rows = -(1 - y.sum(-1)) * (y * dy).sum(-1)
+    return call.einsum([(rows, call.labels_in(0)[:-1])], call.labels_out())
+
+
+def attention_sink(call: Call, out: Array, logsumexp: Array, sink: Array) -> tuple[Array, Array]:
+    """Attention's output times the share of its keys among these and the sink."""
+    total = np.exp(logsumexp) + np.exp(sink)
+    return out * (np.exp(logsumexp) / total)[..., None], np.log(total)
+
+
+def attention_sink_grad(
+    call: Call, out: Array, logsumexp: Array, sink: Array, dout: Array
+) -> Array:
+    rows = -np.exp(sink - logsumexp) * (out * dout).sum(-1)
+    return call.einsum([(rows, call.labels_in(1))], call.labels_out())
 
 
 def masked_softmax_grad(call: Call, y: Array, dy: Array) -> Array:
@@ -203,8 +229,11 @@ SEQUENCES: dict[str, Definition] = {
     "relative_bias_grad": relative_bias_grad,
     "attention": attention,
     "attention_grad": attention_grad,
+    "attention_sink": attention_sink,
+    "attention_sink_grad": attention_sink_grad,
     "masked_softmax": masked_softmax,
     "masked_softmax_grad": masked_softmax_grad,
+    "masked_softmax_grad_sink": masked_softmax_grad_sink,
     "attention_round": attention_round,
     "attention_grad_round": attention_grad_round,
     "biased_attention": biased_attention,

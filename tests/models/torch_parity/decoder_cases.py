@@ -64,22 +64,19 @@ GLM = LLAMA | {
     "use_qk_norm": True,
     "routed_scaling_factor": 2.5,
 }
-# Without sinks (see `lively`) and with no slope or limit of its own, SwiGLU is the plain one.
 GPT_OSS = LLAMA | {
     "head_dim": 6,
     "num_hidden_layers": 3,
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
     "sliding_window": 4,
-    "swiglu_alpha": 1.0,
-    "swiglu_limit": 1e30,
+    "swiglu_limit": 1.0,
 }
 GEMMA = LLAMA | {
     "head_dim": 6,
     "num_hidden_layers": 3,
     "sliding_window": 4,
     "query_pre_attn_scalar": 5,
-    "attn_logit_softcapping": None,
     "pad_token_id": None,
 }
 LLAMA4 = LLAMA | {
@@ -210,7 +207,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GLM | {"use_qk_norm": False, "attention_bias": False, "n_shared_experts": 2},
     ),
     "gpt_oss": ("gpt_oss", GPT_OSS),
-    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 2.0}),
+    "gemma2": ("gemma2", GEMMA | {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.8}),
     "gemma3_text": ("gemma3_text", GEMMA | {"layer_types": ["sliding_attention"] * 2 + [FULL]}),
     "gemma3_text, other angles, stretched": (
         "gemma3_text",
@@ -231,6 +228,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_qk_norm": False,
             "interleave_moe_layer_step": 1,
             "no_rope_layers": [1, 0, 1, 0],
+            "floor_scale": 3,
+            "attn_scale": 0.7,
             "rope_parameters": LLAMA31 | {"high_freq_factor": 1.0},
         },
     ),
@@ -321,7 +320,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minicpm3": ("minicpm3", MINICPM),
     "minimax_m2": ("minimax_m2", LLAMA | EXPERTS | {"head_dim": 6}),
-    "ministral3": ("ministral3", LLAMA | {"head_dim": 6}),
+    "ministral3": (
+        "ministral3",
+        LLAMA
+        | {"head_dim": 6}
+        | {
+            "rope_parameters": YARN
+            | {"llama_4_scaling_beta": 0.4}
+            | {"original_max_position_embeddings": 4}
+        },
+    ),
     "nanochat": ("nanochat", LLAMA),
     "olmo": ("olmo", LLAMA | {"clip_qkv": 0.3}),
     "olmo2": ("olmo2", LLAMA),
@@ -395,8 +403,6 @@ def lively(config: Any) -> Any:
             centre = 1.0 if "norm" in name or "ln_" in name else 0.0
             spread = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.2
             parameter.copy_(centre * name.endswith("weight") + spread * torch.randn_like(parameter))
-            if name.endswith("sinks"):
-                parameter.fill_(-1e9)
     return module
 
 

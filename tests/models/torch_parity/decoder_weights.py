@@ -44,15 +44,12 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
 def shifted(name: str, value: Array, config: Any) -> Array:
     """Value of a parameter where a one that the model adds to it is part of it.
 
-    Gemma's norms multiply by one plus their weight, gpt-oss multiplies by one plus what the gate
-    opens, whose features alternate with the gate's.
+    Gemma's norms multiply by one plus their weight.
     """
     if config.model_type == "nemotron" and "norm" in name:
         return value + name.endswith("weight")
     if "gemma" in config.model_type and "norm" in name:
         return value + 1
-    if config.model_type == "gpt_oss" and name.endswith("gate_up_proj_bias"):
-        return value + np.arange(value.shape[-1]) % 2
     return value
 
 
@@ -235,7 +232,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("post_mlp_layernorm", "post_norm2"), same("mlp.post")),
     "post_attention_layernorm": second_norm,
     "post_feedforward_layernorm": same("mlp.post"),
-    "self_attn.sinks": lambda value, config: {},
+    "self_attn.sinks": same("attn.sinks"),
     "self_attn.q_proj": turned_first,
     "self_attn.q_b_proj": turned_first,
     "self_attn.k_proj": keys_alone,

@@ -90,8 +90,7 @@ def counted(model_type: str, values: dict[str, Any]) -> int:
     config = transformers.AutoConfig.for_model(model_type, **values)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    named = model.named_parameters()  # sinks are no part of our graphs
-    return sum(parameter.numel() for name, parameter in named if not name.endswith("sinks"))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def ours(model_type: str, values: dict[str, Any], folder: Path) -> int:

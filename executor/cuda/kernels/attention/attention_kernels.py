@@ -1,7 +1,7 @@
 """Attention kernels: their factories by op kind."""
 
 from millrace.executor.cuda.calls import Calls
-from millrace.executor.cuda.kernels.attention import backward, forward
+from millrace.executor.cuda.kernels.attention import backward, forward, sinks
 from millrace.executor.cuda.kernels.attention.attention_library import by_library
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.kernels.attention.groups import grouped
@@ -20,6 +20,8 @@ ATTENTION: dict[str, CallsFactory] = {
     "attention_grad": _with_groups(by_library(backward.attention_grad)),
     "attention_grad_round": _with_groups(backward.attention_grad_round),
     "attention_round": _with_groups(forward.attention_round),
+    "attention_sink": sinks.attention_sink,
+    "attention_sink_grad": sinks.attention_sink_grad,
     "biased_attention": _with_groups(forward.biased_attention),
     "biased_attention_grad": _with_groups(backward.biased_attention_grad),
 }

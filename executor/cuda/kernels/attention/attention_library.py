@@ -72,7 +72,7 @@ def with_library(context: KernelContext, calls: Calls) -> Calls:
 
 
 def _has_form(context: KernelContext) -> bool:
-    """True if the library computes this: no added scores, and masks that begin at the corner."""
+    """True if the library computes this: scores are left alone, masks begin at the corner."""
     query, key = context.inputs[:2]
     shards = (*context.inputs, *context.outputs)
     statistics = context.outputs[1] if context.kind == FORWARD else context.inputs[4]
@@ -82,7 +82,8 @@ def _has_form(context: KernelContext) -> bool:
         or not all(shard.dtype == query.dtype for shard in shards if shard is not statistics)
     ):
         return False
-    if head_slopes(context) is not None or not all(shard.size for shard in shards):
+    changed = head_slopes(context) is not None or context.number("cap", 0.0)
+    if changed or not all(shard.size for shard in shards):
         return False
     corner = query.offsets[1] == first_key(context) and query.shape[1] == key.shape[1]
     return corner or reach(context) == (None, None)

@@ -2,7 +2,7 @@
 
 They take bf16 and fp16 with heads of whole groups of 8 features, up to 128, causal or windowed or
 neither, in rounds of a ring too. All else stays with the kernels of `sources/attention.cuh`: other
-dtypes and widths, a bias and slopes by distance.
+dtypes and widths, a bias, slopes by distance and a cap.
 """
 
 from dataclasses import dataclass
@@ -67,6 +67,7 @@ def is_supported(
         and all(shard.dtype in (shape.dtype, "float32") for shard in outs)
         and all(dim % PIECE == 0 and 0 < dim <= WIDEST for dim in dims)
         and not context.attributes.get("alibi")
+        and not shape.cap
         and shape.scale > 0
     )
 

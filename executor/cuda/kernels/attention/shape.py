@@ -34,8 +34,8 @@ class AttentionShape:
     ----------
     samples, queries, keys, groups, repeats, head_dim, value_dim
         b, t, s, g, r, d and u.
-    scale
-        Factor of the products of q and k.
+    scale, cap
+        Factor of the products of q and k, and cap of the scores (0: none).
     dtype, wide
         Dtype of q, k and v, and that of the arithmetic and the logsumexp.
     bias_strides
@@ -53,6 +53,7 @@ class AttentionShape:
     head_dim: int
     value_dim: int
     scale: float
+    cap: float
     dtype: str
     wide: str
     bias_strides: tuple[int, ...]
@@ -87,11 +88,11 @@ class AttentionShape:
     def launch(
         self, source: str, function: str, blocks: int, *args: Operand | Scalar
     ) -> tuple[Launch, ...]:
-        """Launches of a kernel of tiles, the scale its last argument; none if there is no work."""
+        """Launches of a kernel of tiles, scale and cap its last arguments; none without work."""
         if not blocks:
             return ()
-        scale = np.float64(self.scale)
-        return (Launch(source, function, (blocks, 1, 1), BLOCK, (*args, scale)),)
+        scaling = np.float64(self.scale), np.float64(self.cap)
+        return (Launch(source, function, (blocks, 1, 1), BLOCK, (*args, *scaling)),)
 
 
 def attention_shape(context: KernelContext, *, biased: bool) -> AttentionShape:
@@ -125,6 +126,7 @@ def attention_shape(context: KernelContext, *, biased: bool) -> AttentionShape:
         head_dim=head_dim,
         value_dim=value_dim,
         scale=context.number("scale", 1 / sqrt(head_dim)),
+        cap=context.number("cap", 0.0),
         dtype=query.dtype,
         wide=wide,
         bias_strides=strides,

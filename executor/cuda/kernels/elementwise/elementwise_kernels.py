@@ -14,6 +14,6 @@ ELEMENTWISE: dict[str, CallsFactory] = pointwise.POINTWISE | {
     "quantise": arithmetic.cast,
     "scale": arithmetic.scale,
     "shift": arithmetic.shift,
-    "swiglu": pointwise.swiglu,
-    "swiglu_grad": pointwise.swiglu_grad,
+    **dict.fromkeys(("swiglu", "clamped_swiglu"), pointwise.swiglu),
+    **dict.fromkeys(("swiglu_grad", "clamped_swiglu_grad"), pointwise.swiglu_grad),
 }

@@ -20,7 +20,7 @@ from millrace.executor.cuda.kernels.sums import Summands, sums
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.context import KernelContext
 from millrace.executor.kernels.dims import OperandDims, bind_operand_dims
-from millrace.models.ops import FUNCTIONS
+from millrace.models.ops import FUNCTIONS, op_kind
 
 SOURCE = "pointwise"
 
@@ -106,22 +106,23 @@ def _check_same_dtype(context: KernelContext) -> str:
 
 
 def swiglu(context: KernelContext) -> Calls:
-    """Calls of silu(gate) · up of (gate, up)."""
+    """Calls of a gate's form of (gate, up), `swiglu` or `clamped_swiglu`."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
-    kernel = "swiglu" + types(dtype)
-    return same_calls(by_packs(SOURCE, kernel, count, (dtype,), read(0), read(1), write(0)))
+    name, numbers = context.kind + types(dtype), _gate_numbers(context)
+    operands = (read(0), read(1), write(0))
+    return same_calls(by_packs(SOURCE, name, count, (dtype,), *operands, *numbers))
 
 
 def swiglu_grad(context: KernelContext) -> Calls:
-    """Calls of dgate and dup of (gate, up, dy)."""
+    """Calls of dgate and dup of (gate, up, dy), in either form."""
     dtype, count = _check_same_dtype(context), context.outputs[0].size
-    kernel = "swiglu_grad" + types(dtype)
-    return same_calls(
-        by_packs(
-            SOURCE, kernel, count, (dtype,),
-            read(0), read(1), read(2), write(0), write(1),
-        )
-    )  # fmt: skip
+    name, numbers = context.kind + types(dtype), _gate_numbers(context)
+    operands = (read(0), read(1), read(2), write(0), write(1))
+    return same_calls(by_packs(SOURCE, name, count, (dtype,), *operands, *numbers))
+
+
+def _gate_numbers(context: KernelContext) -> list[np.float64]:
+    return [np.float64(context.attributes[name]) for name in op_kind(context.kind).attributes]
 
 
 def _channels(context: KernelContext, dims: OperandDims) -> tuple[np.int64, np.int64]:

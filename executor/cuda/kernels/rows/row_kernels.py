@@ -26,6 +26,7 @@ ROWS: dict[str, CallsFactory] = {
     "loss_from_sums": loss.loss_from_sums,
     "masked_softmax": masked_softmax.masked_softmax,
     "masked_softmax_grad": masked_softmax.masked_softmax_grad,
+    "masked_softmax_grad_sink": masked_softmax.masked_softmax_grad_sink,
     "rms_norm": rms_norm.rms_norm,
     "rms_norm_grad_input": rms_norm.rms_norm_grad_input,
     "rms_norm_grad_weight": rms_norm.rms_norm_grad_weight,

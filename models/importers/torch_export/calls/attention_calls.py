@@ -16,6 +16,7 @@ from millrace.models.importers.torch_export.draft import (
     DraftTensor,
     StepOperand,
     Token,
+    Value,
     axis_below,
     pointwise,
     slots_of,
@@ -62,10 +63,16 @@ def _attention(reader: ProgramReader, a: Arguments) -> Array:
         and len(bias.dims) == 4
         and any(bias.real(axis) and axis.role == "b" for axis in leaves(bias.dims[0]))
     )
+    cap, sinks = float(a.get("cap") or 0), a.get("sinks")
     windows = any(len(leaves(array.dims[0])) > 1 for array in (query, key, value))
     if float(a["dropout_p"]) or per_sample or windows:
+        if cap or sinks is not None:
+            raise UnsupportedCallError("attention with a cap or sinks, and dropout or odd shapes")
         return _plain_attention(reader, (query, key, value), scale, causal, window, bias, a)
-    return _fused_attention(reader, (query, key, value), scale, causal, window, bias)
+    form: dict[str, Value] = {"causal": causal, "scale": scale, "window": window}
+    if cap:
+        form["cap"] = cap
+    return _fused_attention(reader, (query, key, value), form, bias, sinks)
 
 
 def _grouped(array: Array, times: int) -> Array:
@@ -154,10 +161,9 @@ def _heads(
 def _fused_attention(
     reader: ProgramReader,
     arrays: tuple[Array, Array, Array],
-    scale: float,
-    causal: bool,
-    window: int,
+    attributes: dict[str, Value],
     bias: Array | None,
+    sinks: Any,
 ) -> Array:
     draft = reader.draft
     query, key, value = arrays
@@ -187,11 +193,13 @@ def _fused_attention(
         dims = (array.dims[0], array.dims[2], *group, array.dims[3])
         inputs.append(StepOperand(array.tensor, slots_of((b, s, *queries[2:3], last), dims)))
     kind = "attention"
-    attributes = {"causal": causal, "scale": scale, "window": window}
     if bias is not None:
         kind = "biased_attention"
-        attributes = {"causal": False, "scale": scale}
+        attributes = attributes | {"causal": False}
+        del attributes["window"]
         inputs.append(_bias(reader, bias, query, key, (g, t, s)))
+    if sinks is not None:
+        inputs.append(_sinks(reader, sinks, query, rows, queries[2:]))
     tensor = draft.make(
         kind,
         inputs,
@@ -200,7 +208,23 @@ def _fused_attention(
         attributes=attributes,
         ordered=True,
     )
+    draft.steps[-1].sunk = sinks is not None
     return Array(tensor, (query.dims[0], query.dims[1], query.dims[2], value.dims[3]))
+
+
+def _sinks(
+    reader: ProgramReader,
+    sinks: Any,
+    query: Array,
+    rows: Sequence[Sequence[tuple[TensorAxis, TensorAxis, TensorAxis]]],
+    labels: Sequence[Token],
+) -> StepOperand:
+    """Numbers of heads, as the queries' heads lie."""
+    array = reader.array(floating(sinks))
+    pair_all([(query.dims[1], array.dims[1])])
+    place = {id(q): sink for q, sink in paired(query.dims[1], array.dims[1])}
+    dims = tuple(tuple(place[id(q)] for q, _, _ in row) for row in rows)
+    return StepOperand(array.tensor, slots_of(labels, dims))
 
 
 def _hinted(rows: list[tuple[TensorAxis, TensorAxis, TensorAxis]], hint: str) -> None:
