@@ -5,7 +5,7 @@ types says which of them the type has, and under which name. Norms of Gemma's ki
 plus their weight; here the weight is that sum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import sqrt
 
 from millrace.models.importers.huggingface.activations import ACTIVATIONS
@@ -15,6 +15,8 @@ from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.layer_patterns import window_fields
 from millrace.models.importers.huggingface.mapping import Mapped
 from millrace.models.importers.huggingface.rotary_configs import (
+    BASE,
+    BASE_MAX,
     angles_by_layer,
     latent_scale,
     rope_section,
@@ -89,7 +91,8 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
     keys = _declared(keys, row)
     positions = keys.integer("max_position_embeddings")
     fields = _sizes(keys) | _flags(keys, FLAGS | row.flags) | _scales(keys)
-    fields |= window_fields(keys, row.full_every, row.unturned)
+    windows = window_fields(keys, row)
+    fields |= windows
     if row.positions == "rotary":
         fields |= _rotary_fields(keys, _head_dim(keys), positions)
     if "num_experts" in keys.values:
@@ -102,8 +105,14 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= _shared_keys(keys)
     switched_off = {field for key, field in SWITCHES.items() if not keys.flag(key, True)}
     fields |= {name: value for name, value in row.fields.items() if name not in switched_off}
+    if row.positions == "sinusoids":
+        pairs = keys.integer("hidden_size") // 2
+        fields["sinusoid_base"] = BASE ** (pairs / max(pairs - row.last_angle_at_base, 1))
     if row.positions == "learned":
         fields["learned_positions"] = positions + row.fields.get("position_offset", 0)
+    if "layer_rope_theta" in keys.values:
+        full = windows.get("full_layers", ())
+        fields |= _bases_by_layer(keys, full if isinstance(full, tuple) else ())
     if row.family == "gpt":
         fields = {name: fields[name] for name in GPT_FIELDS} | {"token_std": fields["init_std"]}
     return Mapped(row.family, fields, positions, further_tokens(keys))
@@ -216,6 +225,32 @@ def _rotary_fields(keys: Keys, head_dim: int, positions: int) -> Config:
             "tempered_always": True,
         }
     return fields
+
+
+def _bases_by_layer(keys: Keys, full: Sequence[int]) -> Config:
+    """Fields of bases that are listed by layer, 0 for one that turns nothing (Granite)."""
+    layers = range(keys.integer("num_hidden_layers"))
+    name, listed = "layer_rope_theta", keys.values["layer_rope_theta"]
+    if listed is None:
+        return {}
+    if not isinstance(listed, list) or len(listed) != len(layers):
+        raise keys.error(name, f"expected a list of {len(layers)} numbers")
+    bases = [
+        Keys(values={name: base}, where=keys.where).number(name, most=BASE_MAX) for base in listed
+    ]
+    unturned = tuple(layer for layer in layers if not bases[layer])
+    long, short = (
+        {bases[layer] for layer in layers if bases[layer] and (layer in full) is wanted}
+        for wanted in (True, False)
+    )
+    if len(long) > 1 or len(short) > 1:
+        raise keys.error(name, "expected one for layers with a window and one for all others")
+    base = (long or short or {BASE}).pop()
+    return {
+        "unturned_layers": unturned,
+        "rope_base": base,
+        "window_rope_base": short.pop() if short and short != {base} else 0.0,
+    }
 
 
 def _flags(keys: Keys, flags: dict[str, tuple[str, ...]]) -> Config:

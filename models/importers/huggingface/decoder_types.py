@@ -53,10 +53,14 @@ class DecoderType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     full_every : tuple of int
         Every so many layers one sees all keys where `layer_types` is missing; and its place among
         them (the last, if left out).
+    full_also : tuple of int
+        Further such layers; -1 is the last.
     unturned : str
         "full" where layers that see all keys turn nothing by position.
     positions : str
-        "rotary", "learned" or "none".
+        "rotary", "learned", "sinusoids" or "none".
+    last_angle_at_base : bool
+        The last sinusoid turns by one over the base; the one behind it would, where this is false.
     family : str
         Family of the zoo.
     """
@@ -71,8 +75,10 @@ class DecoderType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     only: dict[str, Any] = {}
     rope: dict[str, Any] = {}
     full_every: tuple[int, ...] = ()
+    full_also: tuple[int, ...] = ()
     unturned: str = ""
     positions: str = ""
+    last_angle_at_base: bool = False
     family: str = "decoder"
 
 

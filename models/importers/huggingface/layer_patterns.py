@@ -1,23 +1,24 @@
 """Layer patterns of configs: which layers have a window, turn by position, or have experts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
+from millrace.models.importers.huggingface.decoder_types import DecoderType
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.spec import Config
 
 
-def window_fields(keys: Keys, full_every: Sequence[int], unturned: str) -> Config:
+def window_fields(keys: Keys, row: DecoderType) -> Config:
     """Return the window, the layers that have none, and those that turn nothing.
 
     Parameters
     ----------
     keys : Keys
         Those that the model type has, with defaults.
-    full_every, unturned
-        As in a DecoderType.
+    row : DecoderType
+        What the model type has.
     """
     fields: Config = {}
     if "no_rope_layer_interval" in keys.values:
@@ -29,8 +30,8 @@ def window_fields(keys: Keys, full_every: Sequence[int], unturned: str) -> Confi
     layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
     if not window:
         return fields
-    full = full_layers(keys, _full_by_default(keys, layers, full_every))
-    if unturned == "full":
+    full = full_layers(keys, _full_by_default(keys, layers, row))
+    if row.unturned == "full":
         fields["unturned_layers"] = full
     return fields if len(full) == layers else fields | {"window": window, "full_layers": full}
 
@@ -58,16 +59,16 @@ def full_layers(
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
 
 
-def _full_by_default(keys: Keys, layers: int, full_every: Sequence[int]) -> Iterable[int]:
+def _full_by_default(keys: Keys, layers: int, row: DecoderType) -> Iterable[int]:
     if "attention_types" in keys.values:
         return _global_layers(keys, layers)
     if "max_window_layers" in keys.values:
         return range(min(keys.integer("max_window_layers", least=0), layers))
-    if not full_every:
+    if not row.full_every:
         return ()
-    step = keys.integer("sliding_window_pattern", full_every[0], null=1)
-    first = full_every[1] if len(full_every) > 1 else step - 1
-    return range(first, layers, step)
+    step = keys.integer("sliding_window_pattern", row.full_every[0], null=1)
+    first = row.full_every[1] if len(row.full_every) > 1 else step - 1
+    return sorted({*range(first, layers, step), *(layer % layers for layer in row.full_also)})
 
 
 def _global_layers(keys: Keys, layers: int) -> Iterable[int]:

@@ -35,6 +35,9 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     learned_positions, position_offset : int
         Rows of a learned table of positions (0: none), of which the first `position_offset` are for
         no position (OPT's two).
+    sinusoid_base : float
+        Sines and cosines of the position are added to the embeddings, of as many angles as half the
+        width, which turn by powers of this (0: none); the first position is `position_offset`.
     embedding_norm : bool
         Embeddings are normed before the first layer.
     tied, head_bias : bool
@@ -150,6 +153,7 @@ rope_slow, rope_truncate
     epsilon: float = 1e-5
     learned_positions: int = 0
     position_offset: int = 0
+    sinusoid_base: float = 0.0
     embedding_norm: bool = False
     tied: bool = False
     head_bias: bool = False
@@ -259,7 +263,7 @@ _COUNTS = (
 )
 _AMOUNTS = (
     *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss", "mtp_loss"),
-    *("logit_cap", "score_cap", "gate_cap", "window_rope_base"),
+    *("logit_cap", "score_cap", "gate_cap", "window_rope_base", "sinusoid_base"),
 )
 _ABOVE_ZERO = (
     *("epsilon", "weight_scale", "init_std", "embedding_scale", "logit_scale", "residual_scale"),

@@ -3,6 +3,8 @@
 Shape legend: b batch, t sequence, d hidden, v vocabulary.
 """
 
+import numpy as np
+
 from millrace.models.builder import GraphBuilder
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
@@ -68,6 +70,8 @@ def _embedding(builder: GraphBuilder, config: DecoderConfig, seq_len: int) -> tu
     x = scaled(builder, "tokens.scaled", x, "b t d", config.embedding_scale)
     if config.learned_positions:
         x = _with_positions(builder, config, x, seq_len)
+    if config.sinusoid_base:
+        x = _with_sinusoids(builder, config, x, seq_len)
     return stream_norm(builder, config, "ln", x) if config.embedding_norm else x, table
 
 
@@ -87,6 +91,22 @@ def _with_positions(builder: GraphBuilder, config: DecoderConfig, x: str, seq_le
     used = builder.repeat(rows, "positions.weight", "t d")
     return builder.apply("add", "sum", (x, used), "b t d, t d -> b t d")
 
+
+def _with_sinusoids(builder: GraphBuilder, config: DecoderConfig, x: str, seq_len: int) -> str:
+    """Add sines and cosines of the positions (Vaswani et al., arXiv 1706.03762, section 3.5)."""
+    half = config.hidden // 2
+    places = np.arange(seq_len, dtype=np.float64) + config.position_offset
+    place = builder.constant("positions.places", "t z", places[:, None])
+    turn = config.sinusoid_base ** (-np.arange(half, dtype=np.float64) / half)
+    speed = builder.constant("positions.speeds", "z p", turn[None])
+    angle = builder.apply("matmul", "positions.angles", (place, speed), "t z, z p -> t p")
+    waves = [builder.apply(kind, f"positions.{kind}", (angle,), "t p -> t p") for kind in WAVES]
+    labels, shape = "t p!, t q! -> t d!", (seq_len, config.hidden)
+    rows = builder.apply("concat", "positions.rows", waves, labels, shapes=(shape,))
+    return builder.apply("add", "sum", (x, rows), "b t d, t d -> b t d")
+
+
+WAVES = ("sin", "cos")
 
 FAMILY = Family(
     DecoderConfig,

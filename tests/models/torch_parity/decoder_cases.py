@@ -280,6 +280,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone4": ("exaone4", LLAMA | WINDOWS),
     "exaone_moe": ("exaone_moe", LLAMA | WINDOWS | QWEN_EXPERTS),
+    "ctrl": (
+        "ctrl",
+        {"vocab_size": VOCAB, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
+        | {"dff": 20},
+    ),
+    "flint": (
+        "flint",
+        LLAMA
+        | QWEN_EXPERTS
+        | WINDOWS
+        | {"shared_expert_intermediate_size": 20, "head_dim": 6, "mlp_only_layers": [1]},
+    ),
     "falcon": ("falcon", FALCON),
     "falcon, two norms, groups": (
         "falcon",
@@ -305,6 +317,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("gptj", GPTJ),
     "granite": ("granite", LLAMA | GRANITE),
+    "granite_swa": (
+        "granite_swa",
+        LLAMA | GRANITE | WINDOWS | {"layer_rope_theta": [50.0, 300.0, 50.0]},
+    ),
+    "granite_swa, some layers unturned": (
+        "granite_swa",
+        LLAMA | GRANITE | WINDOWS | {"layer_rope_theta": [50.0, 0, 50.0]},
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        LLAMA | EXPERTS | GRANITE | WINDOWS | {"shared_intermediate_size": 20},
+    ),
     "granitemoe": ("granitemoe", LLAMA | EXPERTS | GRANITE),
     "granitemoeshared": (
         "granitemoeshared",
@@ -354,6 +378,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 4}),
     "vaultgemma": ("vaultgemma", GEMMA),
+    "xglm": (
+        "xglm",
+        {"vocab_size": VOCAB, "d_model": 16, "num_layers": 2, "attention_heads": 4}
+        | {"ffn_dim": 20, "max_position_embeddings": 16},
+    ),
     "youtu": ("youtu", DEEPSEEK),
 }
 

@@ -193,7 +193,7 @@ RULES: dict[str, Rule] = {
         (
             *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
             *("transformer.word_embeddings", "model.decoder.embed_tokens"),
-            "transformer.tokens_embed",
+            *("transformer.tokens_embed", "transformer.w"),
         ),
         same("embedding.tokens"),
     ),
@@ -210,6 +210,7 @@ RULES: dict[str, Rule] = {
             *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
             *("transformer.ln_f", "transformer.norm_f"),
             *("model.decoder.final_layer_norm", "biogpt.layer_norm"),
+            *("model.layer_norm", "transformer.layernorm"),
         ),
         same("head.ln"),
     ),
@@ -217,14 +218,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"),
-            "attention_layernorm",
+            *("attention_layernorm", "layernorm1"),
         ),
         same("ln1"),
     ),
     **dict.fromkeys(
         (
             *("ln_2", "norm_2", "pre_feedforward_layernorm", "final_layer_norm", "ln_mlp"),
-            *("pre_mlp_layernorm", "feedforward_layernorm"),
+            *("pre_mlp_layernorm", "feedforward_layernorm", "layernorm2"),
         ),
         same("ln2"),
     ),
@@ -262,6 +263,10 @@ RULES: dict[str, Rule] = {
     **{name: linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
     **{f"attn.{name}": linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
     "attn.qkv_proj": in_quarters,
+    **{f"multi_head_attention.W{name}": linear(f"attn.{name}") for name in "qkv"},
+    "multi_head_attention.dense": linear("attn.out"),
+    "ffn.0": linear("mlp.up"),
+    "ffn.2": linear("mlp.down"),
     "self_attn.query_key_value": by_heads,
     "self_attention.query_key_value": by_heads,
     "self_attn.gate_proj": linear("attn.gate"),
