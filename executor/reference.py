@@ -14,6 +14,7 @@ from millrace.executor.kernels.context import Array, Dataset, whole_shard
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph, Op, Phase, Rate, Tensor
 from millrace.models.ops import op_kind, state_of
+from millrace.models.training.optimizer_updates import DIRECTIONS, gradient_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,13 @@ class Reference:
         return {name: self.values[name].copy() for name in self.variables}
 
     def gradients(self) -> dict[str, Array]:
-        """Copy of the gradient that each variable's optimizer op reads, by variable."""
-        return {op.inputs[0]: self.values[op.inputs[1]].copy() for op in self.optimizer_ops}
+        """Copies of the gradients of a step, by variable."""
+        names = gradient_names(self.graph)
+        return {variable: self.values[name].copy() for variable, name in names.items()}
 
     def _group_of(self, op: Op, tensors: dict[str, Tensor]) -> list[tuple[Op, Kernel]]:
         """Ops that fire together with an op; its kind, rate and phase decide."""
-        if op_kind(op.kind).updates:
+        if op_kind(op.kind).updates or op.kind in DIRECTIONS:
             return self._update
         per_microbatch = op.kind == "accumulate" or any(
             tensors[name].rate is Rate.MICROBATCH for name in op.outputs
@@ -141,7 +143,7 @@ class Reference:
             name: whole_shard(tensors[name].shape, tensors[name].dtype)
             for name in (*op.inputs, *op.outputs)
         }
-        first = tensors[op.outputs[0]]
+        first = tensors[op.inputs[0]] if op.inputs else tensors[op.outputs[0]]
         return KernelContext(
             kind=op.kind,
             name=op.name,

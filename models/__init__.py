@@ -5,6 +5,6 @@ Graph: ops with index labels, tensors with a shape and a rate. `training_graph` 
 and the optimizer, so that planning sees one graph of a whole step.
 
 Read first: `graph.py` (the document), then `labels.py` (index labels) and `ops/` (the table of op
-kinds). `builder.py` puts graphs together, `gradients/` and `training.py` differentiate them, `zoo/`
+kinds). `builder.py` puts graphs together, `gradients/` and `training/` differentiate them, `zoo/`
 holds the models.
 """

@@ -16,7 +16,7 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Op, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import op_kind
-from millrace.models.unfused_attention import KINDS, scores_ops
+from millrace.models.training.unfused_attention import KINDS, scores_ops
 
 NONE, SELECTIVE, FULL = MODES = ("none", "selective", "full")
 SUFFIX = ".recompute"

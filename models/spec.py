@@ -85,10 +85,13 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `final_fraction` of `learning_rate` at `decay_steps` (constant when `decay_steps` is 0).
     Gradients are clipped to a global norm of `clip_norm` (0: not clipped). `attention` is flash
     (one op, which finds the probabilities again in the backward pass) or unfused (products and a
-    softmax, whose probabilities are kept).
+    softmax, whose probabilities are kept). Muon updates the matrices between hidden layers, AdamW
+    all else (`millrace.models.training.optimizer_updates`); its `momentum` is usually 0.95. With a
+    `lora_rank` adapters of that rank are trained beside frozen weights, and what they add is
+    multiplied by `lora_alpha` / `lora_rank` (0: as it is; `millrace.models.training.adapters`).
     """
 
-    optimizer: str = "adamw"  # or "sgd"
+    optimizer: str = "adamw"  # or "sgd", "muon"
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     decay_steps: int = 0
@@ -100,3 +103,5 @@ class TrainingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     momentum: float = 0.0
     clip_norm: float = 1.0
     attention: str = "flash"
+    lora_rank: int = 0
+    lora_alpha: float = 0.0

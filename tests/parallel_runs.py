@@ -13,7 +13,7 @@ from millrace.executor.rank import RankState
 from millrace.executor.reference import ReferenceResult
 from millrace.executor.values.initial import initial_value
 from millrace.models.graph import Graph
-from millrace.models.ops import op_kind
+from millrace.models.training.optimizer_updates import gradient_names
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import parse_nd_sbp, shard_offsets
@@ -81,9 +81,8 @@ def assert_trains_as_one_device(
     The comparison covers loss, count and norm of every step, every gradient of the first and every
     parameter after the last.
     """
-    updates = {op.inputs[0]: op.inputs[1] for op in graph.ops if op_kind(op.kind).updates}
     states = initial_states(plan, graph, actors)
-    gradients = watched_gradients(states, updates)
+    gradients = watched_gradients(states, gradient_names(graph))
     advanced(states, actors, steps)
     for state in states:
         np.testing.assert_allclose(state.run_state.totals, expected.totals, rtol=1e-9)
@@ -100,31 +99,31 @@ def close(actual: np.ndarray, expected: np.ndarray, scale: float, name: str) -> 
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9 * scale, err_msg=name)
 
 
-def watched_gradients(states: list[RankState], updates: dict[str, str]) -> dict[str, np.ndarray]:
+def watched_gradients(states: list[RankState], names: dict[str, str]) -> dict[str, np.ndarray]:
     """Gradients of the first step by variable, filled in as every rank's optimizers read them."""
     gradients: dict[str, np.ndarray] = {}
+    variables = {gradient: variable for variable, gradient in names.items()}
     for state in states:
-        state.fired = partial(_keep_gradient, gradients, updates, state)
+        state.fired = partial(_keep_gradient, gradients, variables, state)
     return gradients
 
 
 def _keep_gradient(
     gradients: dict[str, np.ndarray],
-    updates: dict[str, str],
+    variables: dict[str, str],
     state: RankState,
     index: int,
     firing: int,
 ) -> None:
     program = state.program
     actor = program.actors[index]
-    if firing or not actor.in_place:
-        return
-    variable = program.operands(actor)[0][0].tensor
-    if variable not in updates:
+    if firing or not (actor.in_place or actor.state):
         return
     register_index = actor.inputs[0].register
     register = program.registers[register_index]
-    assert register.tensor == updates[variable]
+    if register.tensor not in variables:
+        return
+    variable = variables[register.tensor]
     gradient = gradients.setdefault(variable, np.full(register.global_shape, np.nan))
     sbps = parse_nd_sbp(register.sbp)
     offsets = shard_offsets(register.global_shape, sbps, state.graph.axis_sizes, state.coordinate)

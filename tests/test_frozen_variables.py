@@ -22,7 +22,7 @@ from millrace.models.graph import Graph, Phase
 from millrace.models.ops import op_kind
 from millrace.models.spec import ModelSpec, TrainingSpec, graph_spec
 from millrace.models.training import training_graph
-from millrace.models.zoo.catalogue import build_training
+from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.compile import compile_plan
 from millrace.planner.memory import plan_memory
@@ -30,7 +30,8 @@ from millrace.planner.parallel_degrees import roles
 from millrace.planner.search import search
 from millrace.planner.search.request import SearchRequest
 from tests.parallel_runs import assert_trains_as_one_device
-from tests.plan_requests import request_of
+from tests.plan_requests import plan_of, request_of
+from tests.small_models import small
 
 TOKENS, WIDTH, HIDDEN, RANK, VOCAB = 8, 16, 32, 4, 256
 BATCH, STEPS = 4, 2
@@ -129,6 +130,46 @@ def test_what_only_frozen_variables_need_has_no_gradient_and_nothing_updates_the
     frozen_values = VOCAB * WIDTH + 2 * (WIDTH + 2 * WIDTH * HIDDEN)
     assert graph.parameter_count - graph.trained_count == frozen_values
     assert not any(op.phase is Phase.UPDATE and frozen(graph) & set(op.inputs) for op in graph.ops)
+
+
+@pytest.mark.parametrize("name", ["gpt", "mixtral", "deepseek"])
+def test_adapters_of_a_training_begin_with_the_loss_of_the_model_and_train_alone(name):
+    model, losses = small(name, "fp64"), []
+    for rank in (0, 2):
+        training = TrainingSpec(lora_rank=rank, lora_alpha=6.0)
+        graph = build_training(model, training, 2)
+        trained = {op.outputs[0] for op in graph.ops if op.trains}
+        ran = run_reference(
+            graph, microbatches=1, steps=2, dataset=open_dataset(None, model, 0),
+            keep_parameters=(0, 1),
+        )  # fmt: skip
+        losses.append(ran.losses)
+        before, after = ran.parameters[0], ran.parameters[1]
+        changed = {key for key in before if not np.array_equal(before[key], after[key])}
+        assert changed <= trained
+    assert {variable.rsplit(".", 1)[1] for variable in trained} == {"a", "b"}
+    assert {variable for variable in trained if variable.endswith(".b")} <= changed
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-12)
+    assert losses[0][1] != losses[1][1]
+
+
+def test_adapters_beside_every_linear_layer_are_as_many_as_published():
+    """Llama 3 8B at rank 16: 41,943,040 (Unsloth's notebook of 2024, all linear layers)."""
+    graph = build_training(model_spec("llama3-8b", 8), TrainingSpec(lora_rank=16), 1)
+    assert graph.trained_count == 41_943_040
+
+
+def test_a_plan_with_adapters_of_a_training_trains_as_one_device():
+    training = TrainingSpec(lora_rank=2, learning_rate=1e-2)
+    for name, pins in (("mixtral", {"tp": 2, "dp": 1, "pp": 1}), ("gpt", PINS["ZeRO 3"])):
+        model = small(name, "fp64")
+        plan = plan_of(model, 2, 8, training=training, **pins, micro_batch=2)
+        graph = build_training(plan.model, plan.training, plan.batch)
+        alone = run_reference(
+            build_training(model, training, plan.batch), microbatches=plan.microbatches,
+            steps=STEPS, dataset=open_dataset(None, model, 0), keep_parameters=(STEPS,),
+        )  # fmt: skip
+        assert_trains_as_one_device(plan, graph, compile_plan(plan), alone, STEPS)
 
 
 @pytest.mark.parametrize("name", MODELS)

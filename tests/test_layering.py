@@ -85,13 +85,13 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 14_910,
-    "planner": 22_850,
+    "models": 15_497,
+    "planner": 22_883,
     "simulator": 3_331,
-    "executor": 26_353,
-    "millrace": 25_407,
-    "tests": 51_124,
-    "benchmarks": 10_290,
+    "executor": 27_434,
+    "millrace": 25_482,
+    "tests": 51_670,
+    "benchmarks": 10_243,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

@@ -36,7 +36,16 @@ from millrace.executor.kernels.movement import (
     widen,
 )
 from millrace.executor.kernels.native.native_table import native_kernel
-from millrace.executor.kernels.optimizer import adamw, learning_rate, sgd, squared_sum, step_totals
+from millrace.executor.kernels.optimizer import (
+    adamw,
+    learning_rate,
+    momentum,
+    muon,
+    newton_schulz,
+    sgd,
+    squared_sum,
+    step_totals,
+)
 from millrace.executor.kernels.rows.layer_norm import (
     layer_norm,
     layer_norm_grad_input,
@@ -69,7 +78,13 @@ from millrace.executor.kernels.rows.rms_norm import (
     rms_norm_grad_weight,
 )
 from millrace.executor.kernels.rows.softmax import softmax, softmax_grad
+from millrace.executor.kernels.sequence.causal_convolution import (
+    causal_conv1d,
+    causal_conv1d_grad_input,
+    causal_conv1d_grad_weight,
+)
 from millrace.executor.kernels.sequence.embedding import embedding, embedding_grad
+from millrace.executor.kernels.sequence.recurrence import recurrence, recurrence_grad
 from millrace.executor.kernels.sequence.relative_bias import relative_bias, relative_bias_grad
 from millrace.executor.kernels.sequence.rotary import rotary
 from millrace.executor.kernels.source import constant, fill, input_
@@ -87,11 +102,16 @@ KERNELS: dict[str, KernelFactory] = (
         "arc_margin_grad": arc_margin_grad,
         "broadcast": broadcast,
         "cast": cast,
+        "causal_conv1d": causal_conv1d,
+        "causal_conv1d_grad_input": causal_conv1d_grad_input,
+        "causal_conv1d_grad_weight": causal_conv1d_grad_weight,
         "concat": concat,
         "constant": constant,
         "count_valid": count_valid,
         "cross_entropy": cross_entropy,
         "cross_entropy_grad": cross_entropy_grad,
+        "delta_rule": recurrence,
+        "delta_rule_grad": recurrence_grad,
         "dropout": dropout,
         "embedding": embedding,
         "embedding_grad": embedding_grad,
@@ -110,8 +130,11 @@ KERNELS: dict[str, KernelFactory] = (
         "masked_softmax_grad": masked_softmax_grad,
         "masked_softmax_grad_sink": masked_softmax_grad_sink,
         "matmul": matmul,
+        "momentum": momentum,
         "mul": mul,
+        "muon": muon,
         "narrow": narrow,
+        "newton_schulz": newton_schulz,
         "pad": pad,
         "prelu": prelu,
         "prelu_grad": prelu_grad,
@@ -132,6 +155,8 @@ KERNELS: dict[str, KernelFactory] = (
         "softmax": softmax,
         "softmax_grad": softmax_grad,
         "squared_sum": squared_sum,
+        "state_space_scan": recurrence,
+        "state_space_scan_grad": recurrence_grad,
         "step_totals": step_totals,
         "sum": sum_,
         "clamped_swiglu": clamped_swiglu,

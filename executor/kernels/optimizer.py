@@ -1,4 +1,4 @@
-"""Optimizer kernels at a step's end: norms, totals, learning rate, AdamW and SGD.
+"""Optimizer kernels at a step's end: norms, totals, learning rate, AdamW, SGD and Muon.
 
 Gradients arrive as unscaled sums over the step's tokens. The gradient that is used is
 sum / tokens · min(1, clip_norm / norm), where norm is that of sum / tokens over all variables.
@@ -12,7 +12,9 @@ import numpy as np
 from millrace.executor.errors import ExecutorError
 from millrace.executor.kernels.chunks import chunks, scratch
 from millrace.executor.kernels.context import Array, Kernel, KernelContext
+from millrace.executor.kernels.dims import bind_operand_dims
 from millrace.models.ops import state_of
+from millrace.models.ops.orthogonal import COEFFICIENTS, EPSILON, matrix_sizes
 
 
 def squared_sum(context: KernelContext) -> Kernel:
@@ -213,5 +215,75 @@ def sgd(context: KernelContext) -> Kernel:
                 np.multiply(change, rate, out=change)
                 np.multiply(w[part], 1 - rate * decay, out=target[part])
                 np.subtract(target[part], change, out=target[part])
+
+    return kernel
+
+
+def momentum(context: KernelContext) -> Kernel:
+    """Kernel of the direction of Nesterov's momentum, from (gradient sum, totals).
+
+    velocity = momentum · velocity + g, direction = g + momentum · velocity, as Muon takes it.
+    """
+    size = context.outputs[0].size
+    share, clip_norm = context.number("momentum", 0.0), context.number("clip_norm", 0.0)
+    state = OptimizerState(context)
+    (buffer,) = scratch(1, size, context.inputs[0].dtype)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        gradient, target = inputs[0].reshape(-1), outputs[0].reshape(-1)
+        scale = gradient_scale(inputs[1], clip_norm)
+        for piece, (velocity,) in state.pieces():
+            for inner in chunks(velocity.size):
+                part = slice(piece.start + inner.start, piece.start + inner.stop)
+                v, change = velocity[inner], buffer[: part.stop - part.start]
+                np.multiply(gradient[part], scale, out=change)
+                np.multiply(v, share, out=v)
+                np.add(v, change, out=v)
+                np.add(change, share * v, out=change)
+                np.copyto(target[part], change, casting="same_kind")
+
+    return kernel
+
+
+def newton_schulz(context: KernelContext) -> Kernel:
+    """Kernel of the matrices near a direction whose singular values are about one.
+
+    Notes
+    -----
+    `millrace.models.ops.orthogonal` has the source. Products are those of float32 or wider arrays.
+    """
+    (direction,) = context.inputs
+    sizes = matrix_sizes(context.labels, context.attributes, bind_operand_dims(context).sizes)
+    shape, rounds = tuple(map(int, sizes)), int(context.number("rounds", 0))
+    first, second, third = COEFFICIENTS
+    dtype = np.dtype(direction.dtype) if direction.dtype == "float64" else np.dtype("float32")
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x = inputs[0].reshape(shape).astype(dtype)
+        turned = shape[1] > shape[2]
+        x = x.transpose(0, 2, 1) if turned else x
+        x = x / np.maximum(np.sqrt(np.sum(x * x, axis=(1, 2), keepdims=True)), EPSILON)
+        for _ in range(rounds):
+            gram = x @ x.transpose(0, 2, 1)
+            x = first * x + (second * gram + third * (gram @ gram)) @ x
+        x = x.transpose(0, 2, 1) if turned else x
+        np.copyto(outputs[0].reshape(shape), x, casting="same_kind")
+
+    return kernel
+
+
+def muon(context: KernelContext) -> Kernel:
+    """Kernel of the next value of a variable, from (w, direction, totals, learning rate).
+
+    w' = w (1 − lr · decay) − lr · factor · direction.
+    """
+    factor, decay = context.number("rate_factor", 1.0), context.number("weight_decay", 0.0)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        w, direction = inputs[0], inputs[1]
+        context.run.record_totals(firing, inputs[2])
+        rate = float(inputs[3])
+        np.multiply(w, 1 - rate * decay, out=outputs[0])
+        np.subtract(outputs[0], (rate * factor) * direction.astype(w.dtype), out=outputs[0])
 
     return kernel

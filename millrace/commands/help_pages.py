@@ -35,8 +35,8 @@ SPENT: Sections = {
 OPTIONS: dict[str, Sections] = {
     "plan": {
         "Question": (
-            *("cluster", "global_batch", "seq_len", "precision", "attention", "framework"),
-            *("optimize_for", "profile"),
+            *("cluster", "global_batch", "seq_len", "precision", "attention", "optimizer"),
+            *("lora_rank", "framework", "optimize_for", "profile"),
         ),
         **MEMORY,
         **PINNED_OPTIONS,
@@ -45,7 +45,7 @@ OPTIONS: dict[str, Sections] = {
     "scale": {
         "Question": (
             *("cluster", "nodes", "global_batch", "network", "seq_len", "precision"),
-            *("attention", "framework", "tokens", "worth"),
+            *("attention", "optimizer", "lora_rank", "framework", "tokens", "worth"),
         ),
         **MEMORY,
         **SPENT,
@@ -54,7 +54,7 @@ OPTIONS: dict[str, Sections] = {
     "recommend": {
         "Question": (
             *("cluster", "tokens", "within", "budget", "nodes", "global_batch", "network"),
-            *("seq_len", "precision", "attention", "framework"),
+            *("seq_len", "precision", "attention", "optimizer", "lora_rank", "framework"),
         ),
         **MEMORY,
         **SPENT,

@@ -9,13 +9,15 @@ import msgspec
 import typer
 
 from millrace.commands.options import completion
-from millrace.commands.options.option_words import COUNT_MAX, FLASH, MAX_GAP, SEED_MAX
+from millrace.commands.options.option_words import ADAMW, COUNT_MAX, FLASH, MAX_GAP, SEED_MAX
 from millrace.commands.options.pin_options import takes_pins
 from millrace.commands.options.question_options import (
     Attention,
     Framework,
+    LoraRank,
     MemoryLimit,
     Model,
+    Optimizer,
     Precision,
     ReserveOption,
     SeqLen,
@@ -29,6 +31,7 @@ from millrace.units import format_percent, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from millrace.api.plan_results import PlanResult
     from millrace.models.spec import ModelSpec
     from millrace.planner.cluster import Cluster
     from millrace.planner.plan import Plan
@@ -117,6 +120,8 @@ def plan(
     seq_len: SeqLen = None,
     precision: Precision = None,
     attention: Attention = FLASH,
+    optimizer: Optimizer = ADAMW,
+    lora_rank: LoraRank = 0,
     profile: Profile = None,
     memory_limit: MemoryLimit = None,
     reserve: ReserveOption = None,
@@ -140,7 +145,8 @@ def plan(
     from millrace.memory_reserve import asked_limit_bytes
 
     check_writable(output)
-    limit_bytes, training = asked_limit_bytes(memory_limit, reserve), checked_training(attention)
+    limit_bytes = asked_limit_bytes(memory_limit, reserve)
+    training = checked_training(attention, optimizer, lora_rank)
     pinned = millrace.Pins.of(pins)
     opened, on = opened_question(
         model,
@@ -176,11 +182,14 @@ def plan(
         _give(result.plan, result.document, output, explain=False, as_json=as_json)
         say("interrupted: this is the best plan so far, with the gap that was left")
         raise SystemExit(128 + SIGINT) from None
-    document = planned.document
-    if explain:
-        with working(f"explaining {opened.name} for {on.name}"):
-            document["explain"] = planned.explain().document
+    document = _explained(planned, on.name) if explain else planned.document
     _give(planned.plan, document, output, explain=explain, as_json=as_json)
+
+
+def _explained(planned: "PlanResult", where: str) -> dict[str, Any]:
+    """Document of a plan with the reasons for it."""
+    with working(f"explaining {planned.plan.model.name} for {where}"):
+        return {**planned.document, "explain": planned.explain().document}
 
 
 def _give(

@@ -1,8 +1,8 @@
 """OpKind: what a row of the op table says."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from millrace.models.graph import Rate
 
@@ -27,6 +27,9 @@ class OpKind:
     products : tuple of pairs of int
         The products inside the op that count as FLOPs, each a pair of operands (inputs, then
         outputs): a multiplication and an addition per point of the labels that either has.
+    flops : callable or None
+        FLOPs that no pair of operands tells, from the labels, the attributes and the size of every
+        label (numbers or arrays of them).
     extra_outputs : tuple of str
         Names of the outputs after the first, which is named after the op itself.
     wide_outputs : tuple of int
@@ -38,7 +41,7 @@ class OpKind:
     attributes : tuple of str
         Attributes that every op of the kind carries.
     state : tuple of str
-        Tensors like the first output that the op keeps for itself from step to step.
+        Tensors like the first input that the op keeps for itself from step to step.
     gathered : tuple of int
         Inputs of which only as much as the first output holds is read.
     reads_output : bool
@@ -82,6 +85,7 @@ class OpKind:
     linear: Literal["joint"] | tuple[int, ...] = ()
     reduction: Literal["sum", "max"] | None = None
     products: tuple[tuple[int, int], ...] = ()
+    flops: Callable[[str, Attributes, Mapping[str, Any]], Any] | None = None
     extra_outputs: tuple[str, ...] = ()
     wide_outputs: tuple[int, ...] = ()
     integer_outputs: tuple[int, ...] = ()
@@ -103,3 +107,8 @@ class OpKind:
     routes: bool = False
     launched_together: bool = False
     fused_by_frameworks: bool = False
+
+    @property
+    def multiplies(self) -> bool:
+        """True if FLOPs are counted."""
+        return bool(self.products) or self.flops is not None

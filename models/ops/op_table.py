@@ -7,7 +7,14 @@ from typing import NamedTuple
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Phase
 from millrace.models.labels import Shape, bind, parse
-from millrace.models.ops import arithmetic_ops, expert_ops, layer_ops, pointwise_ops, structure_ops
+from millrace.models.ops import (
+    arithmetic_ops,
+    expert_ops,
+    layer_ops,
+    pointwise_ops,
+    recurrence_ops,
+    structure_ops,
+)
 from millrace.models.ops.kind import Attributes, OpKind
 from millrace.models.ops.windows import window_fractions
 
@@ -18,6 +25,7 @@ OPS: dict[str, OpKind] = {
         arithmetic_ops.ROWS,
         pointwise_ops.ROWS,
         layer_ops.ROWS,
+        recurrence_ops.ROWS,
         expert_ops.ROWS,
     )
     for kind in rows
@@ -45,13 +53,13 @@ def kinds_where(holds: Callable[[OpKind], object]) -> tuple[str, ...]:
     Examples
     --------
     >>> kinds_where(lambda row: row.updates)
-    ('adamw', 'sgd')
+    ('adamw', 'sgd', 'muon')
     """
     return tuple(row.name for row in OPS.values() if holds(row))
 
 
 def state_of(kind: str, attributes: Attributes) -> tuple[str, ...]:
-    """Names of the tensors, shaped as the first output, that an op keeps from step to step.
+    """Names of the tensors, like the first input, that an op keeps from step to step.
 
     Parameters
     ----------
@@ -71,9 +79,10 @@ def op_flops(
     input_shapes: Sequence[Shape],
     output_shapes: Sequence[Shape],
     *,
+    attributes: Attributes | None = None,
     op: str = "",
 ) -> int:
-    """FLOPs of one firing: two per point of every product that the kind's row lists.
+    """FLOPs of one firing: two per point of every product that the kind's row lists, or its own.
 
     Attention counts in full, causal or not; a convolution by its outputs.
 
@@ -85,6 +94,8 @@ def op_flops(
         Its dims, `b s i, i o -> b s o` (`millrace.models.labels`).
     input_shapes, output_shapes
         Those of one device, or of the whole tensors.
+    attributes
+        Of the op, where its kind counts FLOPs by them.
     op
         Name of the op, for errors.
 
@@ -93,13 +104,13 @@ def op_flops(
     ModelError
         The kind is unknown or the shapes do not fit the labels.
     """
-    products = op_kind(kind).products
-    if not products:
+    row = op_kind(kind)
+    if not row.multiplies:
         return 0
     expression = parse(labels)
     sizes = bind(expression, input_shapes, output_shapes, op=op)
-    total = 0
-    for pair in products:
+    total = 0 if row.flops is None else int(row.flops(labels, attributes or {}, sizes))
+    for pair in row.products:
         points = {
             label for position in pair for dim in expression.operands[position] for label in dim
         }
@@ -136,7 +147,7 @@ def op_work(
         The kind is unknown or the shapes do not fit the labels.
     """
     row = op_kind(kind)
-    flops = op_flops(kind, labels, input_shapes, output_shapes)
+    flops = op_flops(kind, labels, input_shapes, output_shapes, attributes=attributes)
     outputs = [
         prod(shape) * item for shape, item in zip(output_shapes, output_itemsizes, strict=True)
     ]
@@ -146,7 +157,8 @@ def op_work(
         moved += item * (min(size, prod(output_shapes[0])) if index in row.gathered else size)
     if row.reads_output:
         moved += outputs[0]
-    moved += 2 * len(state_of(kind, attributes)) * outputs[0]
+    if states := state_of(kind, attributes):
+        moved += 2 * len(states) * prod(input_shapes[0]) * input_itemsizes[0]
     return OpWork(flops, moved)
 
 

@@ -5,6 +5,7 @@ Shape legend: b batch, t sequence, d k n features, p positions, z the three step
 
 from millrace.models.graph import Rate
 from millrace.models.ops.kind import OpKind
+from millrace.models.ops.orthogonal import newton_schulz_flops
 
 SOURCES = (
     OpKind(
@@ -159,6 +160,28 @@ OPTIMIZER = (
         state=("velocity",),
         updates=True,
         launched_together=True,
+        fusible=False,
+    ),
+    OpKind(
+        name="momentum",
+        description="(grad, totals) k n, z! -> k n: the direction of Nesterov's momentum",
+        attributes=("variable", "momentum", "clip_norm"),
+        state=("velocity",),
+        fusible=False,
+    ),
+    OpKind(
+        name="newton_schulz",
+        description="e k! n! -> e k! n!: matrices with about the same singular vectors, and "
+        "singular values near one; the first `rows` of the dims that are whole are the rows",
+        attributes=("rows", "rounds"),
+        flops=newton_schulz_flops,
+        fusible=False,
+    ),
+    OpKind(
+        name="muon",
+        description="(w, direction, totals, lr) k n, k n, z!,  -> k n: w of the next step",
+        attributes=("variable", "rate_factor", "weight_decay"),
+        updates=True,
         fusible=False,
     ),
 )

@@ -109,22 +109,26 @@ class Lowering:
         repeated = PlacedTensor(value.register, Rate.STEP, repeated=True)
         self._record_home(placed.stage, placed.op.outputs[0], placed.inputs[0], repeated)
 
-    def _update(self, placed: PlacedOp) -> None:
-        op, stage = placed.op, placed.stage
-        register = self._variables[stage, op.inputs[0]]
-        shape = self.tensors[op.outputs[0]].shape
-        state = tuple(
-            self.stages[stage].add_register(
-                name=f"{op.inputs[0]}.{name}",
-                tensor=f"{op.inputs[0]}.{name}",
-                shape=shape,
-                dtype=self.tensors[op.outputs[0]].dtype,
+    def _state(self, placed: PlacedOp) -> tuple[int, ...]:
+        """Add what an op keeps of a variable from step to step, in the variable's dtype."""
+        op, variable = placed.op, str(placed.op.attributes.get("variable", ""))
+        return tuple(
+            self.stages[placed.stage].add_register(
+                name=f"{variable}.{name}",
+                tensor=f"{variable}.{name}",
+                shape=self.tensors[variable].shape,
+                dtype=self.tensors[variable].dtype,
                 sbp=placed.outputs[0],
                 memory_kind=self._host.kind,
                 initial=1,
             )
             for name in state_of(op.kind, op.attributes)
         )
+
+    def _update(self, placed: PlacedOp) -> None:
+        op, stage = placed.op, placed.stage
+        register = self._variables[stage, op.inputs[0]]
+        state = self._state(placed)
         inputs = tuple(
             Port(register=self.materialize(stage, name, sbp, UPDATE, Rate.STEP).register)
             for name, sbp in zip(op.inputs[1:], placed.inputs[1:], strict=True)
@@ -222,6 +226,8 @@ class Lowering:
             register = self._register(stage, name, name, sbp, kind)
             self._record_home(stage, name, sbp, PlacedTensor(register, self.tensors[name].rate))
             outputs.append(Port(register=register, hold=hold))
+        state = self._state(placed)
+        buffer = self._host.updated(stage, self.stages[stage], state) if state else None
         self.stages[stage].add_actor(
             ActorIR(
                 name=op.name,
@@ -233,7 +239,8 @@ class Lowering:
                 labels=op.labels,
                 attributes=dict(op.attributes),
                 block=op.block,
-                buffer=self._from_host(placed),
+                state=state,
+                buffer=buffer if state else self._from_host(placed),
             )
         )
 
@@ -506,5 +513,6 @@ _RULES = {
     "repeat": Lowering._repeat,
     "adamw": Lowering._update,
     "sgd": Lowering._update,
+    "muon": Lowering._update,
     "step_totals": Lowering._totals,
 }

@@ -83,8 +83,10 @@ class OpFirings(NamedTuple):
         """FLOPs as the op table counts them: attention in full, causal or not."""
         total = np.zeros(np.shape(self.bytes))
         if self.sizes:
-            operands = parse(self.labels).operands
-            for pair in op_kind(self.kind).products:
+            operands, row = parse(self.labels).operands, op_kind(self.kind)
+            if row.flops is not None:
+                total = total + row.flops(self.labels, self.attributes, self.sizes)
+            for pair in row.products:
                 points = dict.fromkeys(
                     label for operand in pair for dim in operands[operand] for label in dim
                 )
@@ -219,7 +221,7 @@ def firing_of(
         if len(expression.inputs) == len(input_shapes):  # what waits for another op reads it too
             bound = bind(expression, input_shapes, output_shapes)
             spans = {label: np.array([size]) for label, size in bound.items()}
-        sizes = spans if op_kind(kind).products else {}
+        sizes = spans if op_kind(kind).multiplies else {}
         precision = precision_of(kind, input_dtypes, attributes)
     follows = share is not None and share.follows
     samples = output_shapes[0][0] if kind == DRAWN and output_shapes[0] else 0

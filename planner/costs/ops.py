@@ -5,8 +5,8 @@ Where the device was measured its table is interpolated: that of the op's form w
 beside it), else that of its kind, and of its precision before one
 of none (`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile
 times, that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
-(`products`), attention what a flash kernel does (`attention`), never less than their bytes, and all
-other ops their bytes (`traffic`).
+(`products`), attention what a flash kernel does (`attention`), never less than their bytes,
+recurrences several times their bytes, and all other ops their bytes (`traffic`).
 
 Shapes: arrays [firings], see `millrace.planner.costs.op_batch`; nanoseconds are whole.
 """
@@ -17,21 +17,26 @@ import numpy as np
 
 from millrace.models.arrays import Floats, Ints
 from millrace.models.labels import parse
+from millrace.models.ops.orthogonal import matrix_sizes
 from millrace.planner.cluster import Device, Software
 from millrace.planner.collectives import LOCAL_BOXING
 from millrace.planner.costs.attention import KINDS, attention_seconds
 from millrace.planner.costs.expert_routing import launches_waited_for
 from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
+    ITEM_BYTES,
+    ProductSizes,
     is_depthwise,
     product_seconds,
     sizes_of,
     winograd_speed,
 )
 from millrace.planner.costs.memory_bound import (
+    RECURRENCE_RATES,
     bandwidth_bytes_per_s,
     kernel_ns,
     memory_bound_seconds,
+    recurrence_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
 from millrace.planner.costs.tables.gpu_tables import (
@@ -189,14 +194,31 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     if not firings.sizes:
         return memory_bound_seconds(firings, device, software)
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
+    if firings.kind == "newton_schulz":
+        return _orthogonal_seconds(firings, device)
     if firings.kind in KINDS:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
+    if firings.kind in RECURRENCE_RATES:
+        return recurrence_seconds(firings, device)
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
     product_s = product_seconds(sizes_of(firings), firings.precision, device)
     if device.multiprocessors:
         product_s = product_s / winograd_speed(firings)
     return np.maximum(moving_s, product_s)
+
+
+def _orthogonal_seconds(firings: OpFirings, device: Device) -> Floats:
+    """Seconds of the rounds of a `newton_schulz`: three products each, read and written."""
+    batch, rows, columns = matrix_sizes(firings.labels, firings.attributes, firings.sizes)
+    short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+    item = ITEM_BYTES.get(firings.precision, 4)
+    total: Floats = np.zeros(np.shape(firings.bytes))
+    for m, n, k in ((short, short, long), (short, short, short), (short, long, short)):
+        product_s = product_seconds(ProductSizes(batch, m, n, k), firings.precision, device)
+        moved = item * batch * (m * k + k * n + m * n)
+        total = total + np.maximum(product_s, moved / bandwidth_bytes_per_s(device))
+    return total * float(firings.attributes["rounds"])
 
 
 def times_beyond(firing: OpFirings, device: Device) -> float:

@@ -16,6 +16,7 @@ from math import prod
 
 from millrace.models.graph import ITEMSIZE, Graph, Phase
 from millrace.models.labels import EXPERT, parse
+from millrace.models.ops import state_of
 from millrace.planner.compile.placement import PlacedOp, place
 from millrace.planner.frameworks.framework_memory import (
     USUAL,
@@ -29,6 +30,8 @@ from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_mem
 from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.sbp import local_shape, local_size
+
+ADAMS, MOMENT_BYTES = 2, 4  # moments that `ParameterBytes` counts, and the bytes of one
 
 
 class Figure(StrEnum):
@@ -198,11 +201,26 @@ def _state_bytes(
         ("gradient_bytes", stored.gradient_bytes, 2),
         ("parameter_bytes", stored.weight_bytes, 3),
     )
-    for stage, elements, ranks in _read_elements(plan, placed):
+    updated = _states(plan.graph)
+    for stage, variable, elements, ranks in _read_elements(plan, placed):
         ranks = min(ranks, habit.zero_ranks or ranks)
         for kind, size, level in parts:
+            if kind != "parameter_bytes":
+                size = size if variable in updated else 0
+            if kind == "optimizer_bytes":
+                size -= MOMENT_BYTES * (ADAMS - updated.get(variable, ADAMS))
             stages[stage][kind] += elements * size // (ranks if habit.zero >= level else 1)
     return [{kind: stage[kind] for kind, _, _ in parts} for stage in stages]
+
+
+def _states(graph: Graph) -> dict[str, int]:
+    """Numbers that optimizers keep for each of a variable's, for those that are trained."""
+    states: dict[str, int] = {}
+    for op in graph.ops:
+        if op.phase is Phase.UPDATE and "variable" in op.attributes:
+            variable = str(op.attributes["variable"])
+            states[variable] = states.get(variable, 0) + len(state_of(op.kind, op.attributes))
+    return states
 
 
 def _passing_bytes(
@@ -211,8 +229,10 @@ def _passing_bytes(
     """Bytes of the gradients of a microbatch per stage, where they are apart from their sums."""
     bytes_by_stage: Counter[int] = Counter()
     if framework.passing_bytes:
-        for stage, elements, _ in _read_elements(plan, placed):
-            bytes_by_stage[stage] += elements * framework.passing_bytes
+        trained = _states(plan.graph)
+        for stage, variable, elements, _ in _read_elements(plan, placed):
+            if variable in trained:
+                bytes_by_stage[stage] += elements * framework.passing_bytes
     return bytes_by_stage
 
 
@@ -233,7 +253,7 @@ def placeholder_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
     elements: dict[tuple[int, str], int] = {}
     for placed_op in placed:
         op = placed_op.op
-        if op.kind == "variable" or (op.kind in ON_THE_WAY and op.inputs[0] in stored):
+        if op.trains or (op.kind in ON_THE_WAY and op.inputs[0] in stored):
             stored.add(op.outputs[0])
         elif op.phase is Phase.FORWARD and op.kind == "matmul" and op.inputs[1] in stored:
             shape = local_shape(tensors[op.inputs[1]].shape, placed_op.inputs[1], sizes)
@@ -246,8 +266,8 @@ def placeholder_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
     return bytes_by_stage
 
 
-def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[int, int, int]]:
-    """Yield stage, elements on a rank and ranks that hold the same, for every parameter."""
+def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[int, str, int, int]]:
+    """Yield stage, name, elements on a rank and ranks that hold the same, for every parameter."""
     sizes = plan.mesh.sizes
     roles = axis_roles(plan, plan.graph)
     replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
@@ -271,8 +291,8 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
                     read[placed_op.stage, source[name]] = elements, ranks
-    for (stage, _), (elements, ranks) in read.items():
-        yield stage, elements, ranks
+    for (stage, variable), (elements, ranks) in read.items():
+        yield stage, variable, elements, ranks
 
 
 def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:

@@ -24,7 +24,7 @@ from millrace.planner.ring_attention import RING, RINGS
 from millrace.planner.schedules import SCHEDULES
 from millrace.planner.signatures import Allowed, AxisSignature
 
-STORAGE = ("variable", "squared_sum", *kinds_where(lambda row: row.updates))
+STORAGE = ("variable", "squared_sum", *kinds_where(lambda row: row.updates or row.state))
 NORMS = tuple(
     f"{norm}{part}" for norm in model_counts.NORMS for part in ("", "_grad_input", "_grad_weight")
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, Shape, bind, parse
 from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.models.unfused_attention import UNFUSED
+from millrace.models.training.unfused_attention import UNFUSED
 from millrace.planner.cluster import OURS, Cluster, Device
 from millrace.planner.costs.bucket_sizes import state_bytes_of, with_own_buckets
 from millrace.planner.errors import InfeasibleError, PlanError

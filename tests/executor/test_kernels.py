@@ -67,6 +67,7 @@ def test_every_kernel_of_a_cpu_has_one_on_gpus():
 
 def test_every_kernel_has_an_example_or_a_test_of_its_own():
     elsewhere = LOCAL_BOXING | {"input", "adamw", "sgd", "step_totals", "learning_rate"}
+    elsewhere |= {"momentum", "muon", "newton_schulz"}
     assert {example.kind for example in EXAMPLES} | elsewhere == set(KERNELS)
 
 

@@ -15,7 +15,7 @@ from millrace.commands.help_pages import COMMANDS, OPTIONS
 from millrace.commands.options import option_words
 from millrace.commands.options.sweep_options import texts
 from millrace.models.builder import PRECISIONS
-from millrace.models.unfused_attention import FLASH
+from millrace.models.training.unfused_attention import FLASH
 from millrace.models.zoo.catalogue import NAMES, canonical_name
 from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.frameworks.capabilities import DISPATCHERS

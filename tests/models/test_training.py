@@ -185,7 +185,7 @@ def test_the_schedule_is_in_the_graph() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"optimizer": "adam"}, "no optimizer `adam`; choose adamw or sgd"),
+        ({"optimizer": "adam"}, "no optimizer `adam`; choose one of adamw, sgd, muon"),
         ({"beta1": 1.0}, "`beta1` is 1.0; expected 0 <= beta1 < 1"),
         ({"clip_norm": -1.0}, "`clip_norm` is -1.0; expected 0 or more"),
         ({"warmup_steps": 9, "decay_steps": 5}, "`decay_steps` (5) is below `warmup_steps` (9)"),

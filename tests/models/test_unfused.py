@@ -13,8 +13,8 @@ from millrace.models.ops import model_flops
 from millrace.models.recompute import SUFFIX, with_recompute
 from millrace.models.spec import TrainingSpec
 from millrace.models.training import training_graph
+from millrace.models.training.unfused_attention import unfused
 from millrace.models.type_inference import check_graph
-from millrace.models.unfused_attention import unfused
 from millrace.models.zoo.catalogue import build, build_training, model_spec
 from tests.models.oracle import random_values, run
 from tests.small_models import small

@@ -17,6 +17,7 @@ from millrace.executor.cuda.kernels.movement import (
     sum_,
     widen,
 )
+from millrace.executor.cuda.kernels.muon import MUON
 from millrace.executor.cuda.kernels.optimizer import OPTIMIZER
 from millrace.executor.cuda.kernels.rows.row_kernels import ROWS
 from millrace.executor.cuda.kernels.sequence.sequence_kernels import SEQUENCE
@@ -30,6 +31,7 @@ CALLS: dict[str, CallsFactory] = {
     **EXPERTS,
     **IMAGES,
     **OPTIMIZER,
+    **MUON,
     **ROWS,
     **SEQUENCE,
     "broadcast": rearrange,

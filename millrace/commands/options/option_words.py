@@ -10,7 +10,8 @@ SCHEDULES = (  # millrace.planner.schedules
 )
 DISPATCHERS = "alltoall, deepep, hybridep, allgather"  # millrace.planner.frameworks.capabilities
 RESERVE = "13%"  # millrace.planner.memory.DEFAULT_RESERVE
-FLASH = "flash"  # millrace.models.unfused_attention
+FLASH = "flash"  # millrace.models.training.unfused_attention
+ADAMW = "adamw"  # millrace.models.training.optimizer_updates
 COUNT_MAX = 2**24  # millrace.planner.plan
 MAX_GAP = 0.02  # millrace.planner.plan
 SEED_MAX = 2**63 - 1  # millrace.planner.plan

@@ -29,6 +29,22 @@ Precision = Annotated[
 Attention = Annotated[
     str, typer.Option(help="flash, or unfused: probabilities are kept in memory.")
 ]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="adamw, sgd (with a momentum of 0.9), or muon: of momentum 0.95 for the matrices "
+        "between hidden layers, and AdamW for all else.",
+    ),
+]
+LoraRank = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Train adapters of this rank beside every matrix between hidden layers (LoRA), and "
+        "freeze all else; 0 trains everything.",
+    ),
+]
 MemoryLimit = Annotated[
     str | None, typer.Option(help="Memory of a device that may be filled: 80GiB.")
 ]
@@ -60,10 +76,17 @@ Trust = Annotated[
 ]
 
 
-def checked_training(attention: str) -> "TrainingSpec":
-    """Training with the kind of attention that is asked for; ModelError where there is none."""
+MOMENTUM = {"sgd": 0.9, "muon": 0.95}  # Muon's: Jordan et al. (2024)
+
+
+def checked_training(attention: str, optimizer: str, lora_rank: int) -> "TrainingSpec":
+    """Training with what is asked for; ModelError where there is none."""
     from millrace.models.spec import TrainingSpec
     from millrace.models.training import check_training
 
-    check_training(training := TrainingSpec(attention=attention))
+    momentum = MOMENTUM.get(optimizer, 0.0)
+    training = TrainingSpec(
+        attention=attention, optimizer=optimizer, momentum=momentum, lora_rank=lora_rank
+    )
+    check_training(training)
     return training

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.commands.options import completion
-from millrace.commands.options.option_words import FLASH, SEED_MAX
+from millrace.commands.options.option_words import ADAMW, FLASH, SEED_MAX
 from millrace.commands.options.pin_options import pin_parameters, set_pins, with_options
-from millrace.commands.options.question_options import Attention, MemoryLimit, checked_training
+from millrace.commands.options.question_options import (
+    Attention,
+    LoraRank,
+    MemoryLimit,
+    Optimizer,
+    checked_training,
+)
 from millrace.output import say
 from millrace.planner.errors import ClusterError, PlanError
 from millrace.units import parse_bytes
@@ -73,6 +79,8 @@ JitterSeed = Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of the jitte
 def sweep_options(
     network: Networks = None,
     attention: Attention = FLASH,
+    optimizer: Optimizer = ADAMW,
+    lora_rank: LoraRank = 0,
     memory_limit: MemoryLimit = None,
     price_per_gpu_hour: Prices = None,
     mtbf_hours: Mtbf = None,
@@ -87,7 +95,7 @@ def sweep_options(
 
     return {
         "networks": texts("--network", network or ()),
-        "training": checked_training(attention),
+        "training": checked_training(attention, optimizer, lora_rank),
         "memory_limit_bytes": None
         if memory_limit is None
         else read_option("--memory-limit", parse_bytes, memory_limit),

@@ -190,7 +190,8 @@ def _other_pins(
     if degrees["dp"] * degrees["cp"] > 1:
         split = values["use_distributed_optimizer"] or values["use_megatron_fsdp"]
         stage = values.get("zero_stage")
-        pins["zero"] = int(bool(split or values["use_torch_fsdp2"]) if stage is None else stage)
+        split = split or values["use_torch_fsdp2"] or values["optimizer"] == "dist_muon"
+        pins["zero"] = int(bool(split) if stage is None else stage)
     if degrees["tp"] > 1:
         pins["sequence_parallel"] = bool(values["sequence_parallel"])
     if degrees["cp"] > 1:
@@ -254,16 +255,20 @@ def _software(values: Mapping[str, Any], degrees: Mapping[str, int]) -> dict[str
     return words
 
 
+# Others are planned as AdamW, which is said where they differ.
+OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+
+
 def _training(values: Mapping[str, Any]) -> TrainingSpec:
     """Optimizer and schedule; rates that the settings leave open are the defaults."""
     usual = TrainingSpec()
     rate = _rate(values, "lr", usual.learning_rate) or usual.learning_rate
     least = _rate(values, "min_lr", 0.0)
-    sgd = values["optimizer"] == "sgd"
+    optimizer = OPTIMIZERS.get(values["optimizer"], "adamw")
     steps = _rate(values, "lr_decay_iters", 0)
     decays = _rate(values, "lr_decay_style", "linear") == "cosine" and steps > 0
     return TrainingSpec(
-        optimizer="sgd" if sgd else "adamw",
+        optimizer=optimizer,
         learning_rate=rate,
         warmup_steps=_rate(values, "lr_warmup_iters", 0),
         decay_steps=steps if decays else 0,
@@ -272,7 +277,7 @@ def _training(values: Mapping[str, Any]) -> TrainingSpec:
         beta2=_rate(values, "adam_beta2", usual.beta2),
         epsilon=_rate(values, "adam_eps", usual.epsilon),
         weight_decay=_rate(values, "weight_decay", usual.weight_decay),
-        momentum=_rate(values, "sgd_momentum", 0.0) if sgd else 0.0,
+        momentum=_rate(values, f"{optimizer}_momentum", 0.0) if optimizer != "adamw" else 0.0,
         clip_norm=_rate(values, "clip_grad", usual.clip_norm),
         attention="unfused" if values["attention_backend"] == "unfused" else "flash",
     )

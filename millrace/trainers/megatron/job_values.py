@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from millrace.models.spec import ModelSpec, TrainingSpec
-from millrace.models.unfused_attention import FLASH
+from millrace.models.training.unfused_attention import FLASH
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.framework_tables import capabilities
@@ -164,7 +164,7 @@ def _expert_values(job: TrainingJob) -> dict[str, Any]:
 def _optimizer(job: TrainingJob, unsaid: list[str]) -> dict[str, Any]:
     training = job.training
     values: dict[str, Any] = {
-        "optimizer": "sgd" if training.optimizer == "sgd" else "adam",
+        "optimizer": "adam" if training.optimizer == "adamw" else training.optimizer,
         "lr": training.learning_rate,
         "min_lr": training.learning_rate * training.final_fraction,
         "lr_decay_style": "cosine" if training.decay_steps else "constant",
@@ -178,6 +178,8 @@ def _optimizer(job: TrainingJob, unsaid: list[str]) -> dict[str, Any]:
     if training.optimizer == "sgd":
         values["sgd_momentum"] = training.momentum
     else:
+        if training.optimizer == "muon":
+            values |= _muon_values(job, unsaid)
         values |= {
             "adam_beta1": training.beta1,
             "adam_beta2": training.beta2,
@@ -190,4 +192,21 @@ def _optimizer(job: TrainingJob, unsaid: list[str]) -> dict[str, Any]:
         values["accumulate_allreduce_grads_in_fp32"] = not narrow
     elif narrow:
         values["grad_reduce_in_bf16"] = True
+    return values
+
+
+def _muon_values(job: TrainingJob, unsaid: list[str]) -> dict[str, Any]:
+    """Settings of Muon; Megatron-LM has it beside whole optimizers, or deals matrices to ranks."""
+    values: dict[str, Any] = {
+        "muon_momentum": job.training.momentum,
+        "muon_nesterov": True,
+        "muon_extra_scale_factor": 0.2,
+        "muon_tp_mode": "duplicated",
+    }
+    if job.pins.zero:
+        values |= {"optimizer": "dist_muon", "use_distributed_optimizer": False}
+        unsaid.append(
+            "its dist_muon deals whole matrices to data parallel ranks, where the plan splits each "
+            "and gathers it for Muon's products"
+        )
     return values

@@ -59,7 +59,7 @@ _OTHERWISE = {
     ),
 }
 _OPTIMIZER_STATES = {
-    **dict.fromkeys(("muon", "dist_muon", "adaptive_muon"), "and multiplies matrices in its step"),
+    "adaptive_muon": "and multiplies matrices in its step",
     "lion": "and has one state fewer of 4 bytes a parameter",
     "soap": "and has more state, which it multiplies",
 }
@@ -120,6 +120,8 @@ def unplanned_sentences(values: Mapping[str, Any]) -> Iterator[str]:
             f"--optimizer {optimizer}: planned as AdamW; it keeps other state "
             f"{_OPTIMIZER_STATES[optimizer]}"
         )
+    if optimizer in ("muon", "dist_muon"):
+        yield from _of_muon(values)
     if values.get("use_precision_aware_optimizer"):
         spared = sum(4 - _DTYPE_BYTES[values.get(dest) or "fp32"] for dest in _STATES)
         if spared:
@@ -133,3 +135,19 @@ def unplanned_sentences(values: Mapping[str, Any]) -> Iterator[str]:
             f"--optimizer-offload-fraction {fraction:g}: planned with all of the optimizer's state "
             f"in host memory"
         )
+
+
+def _of_muon(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about Muon's settings that are planned otherwise."""
+    if values["optimizer"] == "dist_muon":
+        yield (
+            "--optimizer dist_muon: planned with matrices multiplied by every rank that holds a "
+            "part of them, where Megatron-LM deals them to its data parallel ranks"
+        )
+    if values["tensor_model_parallel_size"] > 1 and values["muon_tp_mode"] != "duplicated":
+        yield (
+            f"--muon-tp-mode {values['muon_tp_mode']}: planned as duplicated, with matrices "
+            f"gathered over tensor parallel ranks"
+        )
+    if values["muon_scalar_optimizer"] != "adam":
+        yield f"--muon-scalar-optimizer {values['muon_scalar_optimizer']}: planned as AdamW"

@@ -272,6 +272,10 @@ def _tied(folded: Folded) -> dict[str, str]:
     leader_by_op: dict[str, str] = {}
     gradients: dict[str, str] = {}
     for op in folded.ops:
+        row = op_kind(op.kind)
+        if row.state and not row.updates:
+            variable = variables[str(op.attributes["variable"])]
+            leader_by_op[op.name] = gradients[op.inputs[0]] = variable
         if op.phase == Phase.RECOMPUTE:
             leader_by_op[op.name] = op.name.removesuffix(".recompute")
         if op_kind(op.kind).updates and op.inputs[0] in variables:

@@ -15,6 +15,7 @@ from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
 from millrace.models.labels import BATCH, parse
 from millrace.models.model_counts import master_weights
 from millrace.models.ops import op_kind, state_of
+from millrace.models.training.optimizer_updates import DIRECTIONS
 from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import ALONE, ROTATE
 from millrace.planner.costs import OpFirings
@@ -57,6 +58,8 @@ from millrace.planner.search.blocks.tensor_states import alphabets, ends, label_
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 Boxing = dict[str, Any]  # the arrays of an edge, as in `cost_tables.EdgeCosts`
+# Once a step and not stored: a number, or the directions of Muon, of one layer at a time.
+NOT_STORED = ("squared_sum", *DIRECTIONS)
 SHORT_NS = 100_000  # no data moves in this much of a transfer: waiting in its lane, and latency
 
 
@@ -234,27 +237,27 @@ class StrategyCosts:
         op = op_options.op
         out = self.tensors[op.outputs[0]]
         often = out.rate is Rate.MICROBATCH or op.kind == "accumulate"
-        later = op.phase is Phase.BACKWARD_WEIGHT
-        column = (DEFERRABLE if later else MICROBATCH) if often else STEP
+        deferrable = op.phase is Phase.BACKWARD_WEIGHT
+        column = (DEFERRABLE if deferrable else MICROBATCH) if often else STEP
         figures[column] += self._duration_ns(op_options)
         made_states = op_options.states[len(op.inputs)]
-        if self.hosts and (
-            op_kind(op.kind).updates or (op.inputs and op.inputs[0] in self.masters)
-        ):
+        row = op_kind(op.kind)
+        cast = op.inputs and op.inputs[0] in self.masters
+        if self.hosts and (row.updates or row.state or cast):
             figures[STEP] += self._copies_ns(op_options)
-        if op_kind(op.kind).updates:
-            state_count = 0 if self.hosts else len(state_of(op.kind, op.attributes))
-            figures[PERSISTENT] += state_count * self.local_bytes(op.outputs[0], made_states)
-        elif op.outputs[0] in self.masters:
-            pass  # in host memory
-        elif out.rate is Rate.STEP and op.kind != "squared_sum":
+        if not self.hosts and (names := state_of(op.kind, op.attributes)):
+            figures[PERSISTENT] += len(names) * self.local_bytes(op.inputs[0], op_options.states[0])
+        if row.updates or op.outputs[0] in self.masters or op.kind in NOT_STORED:
+            return  # it lies in its variable, in host memory, or there is one layer's at a time
+        if out.rate is Rate.STEP:
             figures[PERSISTENT] += self.local_bytes(op.outputs[0], made_states)
 
     def _copies_ns(self, op_options: OpStrategies) -> Ints:
         """Nanoseconds that an update or a cast waits for its traffic with host memory: [O, K]."""
         op, master = op_options.op, op_options.op.inputs[0] in self.masters
-        update = op_kind(op.kind).updates
-        tensors = master + (len(state_of(op.kind, op.attributes)) if update else 0)
+        states = state_of(op.kind, op.attributes)
+        update = op_kind(op.kind).updates or bool(states)
+        tensors = master + len(states)
         size = self.local_bytes(op.inputs[0], op_options.states[0])
         copy_ns = state_copies_ns(size, tensors, self.hosts, ways=2 if update else 1)
         stretched: Ints = np.ceil(copy_ns * self.stretch).astype(np.int64)
@@ -317,9 +320,9 @@ class StrategyCosts:
             moved += item[operand] * (np.minimum(size, first) if gathered else size)
         if row.reads_output:
             moved += item[inputs] * first
-        moved += 2 * len(state_of(kind, op.attributes)) * item[inputs] * first
+        moved += 2 * len(state_of(kind, op.attributes)) * item[0] * sizes[0]
         by_shape = bool(self.cluster.device.shapes)
-        spans = self._spans(labels, dims, states) if row.products or by_shape else {}
+        spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows
         samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
@@ -330,7 +333,7 @@ class StrategyCosts:
                 kind,
                 labels,
                 op.attributes,
-                spans if row.products else {},
+                spans if row.multiplies else {},
                 moved,
                 precision,
                 follows,

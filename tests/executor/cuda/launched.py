@@ -168,9 +168,10 @@ def _on_many_tensors() -> Iterator[Call]:
 
 def _ops_of_the_zoo(precisions: Sequence[str]) -> Iterator[KernelContext]:
     """Contexts of the ops of every small model's training step, on one device."""
-    for name in NAMES:
+    trained = [(name, TrainingSpec()) for name in NAMES]
+    for name, training in (*trained, ("gpt", TrainingSpec(optimizer="muon", momentum=0.9))):
         for precision in precisions:
-            graph = build_training(small(name, precision), TrainingSpec(), 4)
+            graph = build_training(small(name, precision), training, 4)
             tensors = graph.tensors_by_name
             for op in graph.ops:
                 if op.kind in CALLS and op.kind != "input":

@@ -88,6 +88,15 @@ def test_jobs_come_back(model, pins):
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_muon_comes_back(zero: int):
+    there = job(model_spec("llama3-8b", precision="bf16"), zero=zero)
+    there = replace(there, training=TrainingSpec(optimizer="muon", momentum=0.95))
+    written = MEGATRON_CORE.write(there)
+    assert ("dist_muon" in written.arguments) == bool(zero)
+    assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
 def test_layers_of_chunks_and_first_recomputed_layers_come_back():
     there = replace(
         job(
@@ -325,7 +334,9 @@ def test_what_has_no_influence_is_not_checked():
 
 def test_what_a_plan_has_no_place_for_is_said_or_refused():
     said = {
-        "--optimizer dist_muon": "planned as AdamW",
+        "--optimizer adaptive_muon": "planned as AdamW",
+        "--optimizer dist_muon": "deals them",
+        "--optimizer muon --tensor-model-parallel-size 2": "planned as duplicated",
         "--use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype fp8 "
         "--exp-avg-sq-dtype fp8": "8 bytes a parameter fewer",
         "--optimizer-cpu-offload --optimizer-offload-fraction 0.5": "planned with all of",

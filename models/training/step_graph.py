@@ -1,6 +1,4 @@
-"""The training graph: a forward graph with its gradients, the step's totals and the optimizer."""
-
-from itertools import count
+"""The step graph: a forward graph with its gradients, the step's totals and the optimizer."""
 
 from millrace.models.blocks import split_templates
 from millrace.models.builder import GraphBuilder
@@ -8,9 +6,11 @@ from millrace.models.errors import ModelError
 from millrace.models.gradients import backward
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op, Phase
 from millrace.models.labels import parse, write
-from millrace.models.ops import Attributes, kinds_where
+from millrace.models.ops import kinds_where
 from millrace.models.spec import TrainingSpec
-from millrace.models.unfused_attention import ATTENTIONS, UNFUSED, unfused
+from millrace.models.training.adapters import adapted
+from millrace.models.training.optimizer_updates import MUON, add_update, hidden_matrices
+from millrace.models.training.unfused_attention import ATTENTIONS, UNFUSED, unfused
 
 LEARNING_RATE = f"{GLOBAL_BLOCK}.learning_rate"
 OPTIMIZERS = kinds_where(lambda row: row.updates)
@@ -47,6 +47,8 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
     check_training(training)
     if training.attention == UNFUSED:
         forward = unfused(forward)
+    if training.lora_rank:
+        forward = adapted(forward, training.lora_rank, training.lora_alpha)
     loss, count = _loss_and_count(forward)
     variables = [op for op in forward.ops if op.trains]
     if not variables:
@@ -76,8 +78,17 @@ def training_graph(forward: Graph, training: TrainingSpec) -> Graph:
         block=GLOBAL_BLOCK,
         phase=Phase.UPDATE,
     )
+    matrices = hidden_matrices(forward) if training.optimizer == MUON else {}
     for variable in variables:
-        _update(builder, training, variable, gradients[variable.outputs[0]])
+        name = variable.outputs[0]
+        add_update(
+            builder,
+            training,
+            variable,
+            gradients[name],
+            matrices.get(name),
+            (STEP_TOTALS, LEARNING_RATE),
+        )
     return split_templates(builder.build())
 
 
@@ -85,7 +96,7 @@ def check_training(training: TrainingSpec) -> None:
     """Raise ModelError when a field is out of its range, naming the field and the range."""
     if training.optimizer not in OPTIMIZERS:
         raise ModelError(
-            f"there is no optimizer `{training.optimizer}`; choose {' or '.join(OPTIMIZERS)}"
+            f"there is no optimizer `{training.optimizer}`; choose one of {', '.join(OPTIMIZERS)}"
         )
     if training.attention not in ATTENTIONS:
         raise ModelError(
@@ -103,6 +114,8 @@ def check_training(training: TrainingSpec) -> None:
         "epsilon",
         "weight_decay",
         "clip_norm",
+        "lora_rank",
+        "lora_alpha",
     )
     for field in not_negative:
         value = getattr(training, field)
@@ -156,35 +169,3 @@ def _learning_rate(builder: GraphBuilder, training: TrainingSpec, dtype: str) ->
         block=GLOBAL_BLOCK,
         phase=Phase.BEGIN,
     )
-
-
-def _update(builder: GraphBuilder, training: TrainingSpec, variable: Op, gradient: str) -> None:
-    name = variable.outputs[0]
-    (operand,) = parse(variable.labels).outputs
-    # The totals' own label: `z`, or a longer one where the variable has that.
-    totals_label = next("z" * n for n in count(1) if ("z" * n,) not in operand)
-    totals = ((totals_label,),)
-    builder.emit(
-        training.optimizer,
-        f"{name}.next",
-        (name, gradient, STEP_TOTALS, LEARNING_RATE),
-        write((operand, operand, totals, ()), (operand,), frozenset({totals_label})),
-        attributes=_optimizer_attributes(training, variable),
-        block=variable.block,
-        phase=Phase.UPDATE,
-    )
-
-
-def _optimizer_attributes(training: TrainingSpec, variable: Op) -> Attributes:
-    shared: dict[str, int | float | str | bool] = {
-        "variable": variable.outputs[0],
-        "weight_decay": training.weight_decay if variable.attributes["decay"] else 0.0,
-        "clip_norm": training.clip_norm,
-    }
-    if training.optimizer == "sgd":
-        return shared | {"momentum": training.momentum}
-    return shared | {
-        "beta1": training.beta1,
-        "beta2": training.beta2,
-        "epsilon": training.epsilon,
-    }
