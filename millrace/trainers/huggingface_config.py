@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from millrace.models.errors import ModelError
 from millrace.models.importers.huggingface import config_spec
-from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.model_types import MODEL_TYPES
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig

@@ -7,7 +7,7 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.errors import ModelError
 from millrace.models.labels import parse, write
 
-KINDS = ("rms", "layer", "scale", "unscaled")
+KINDS = ("rms", "layer", "scale", "unscaled", "bare")
 
 
 def add_norm(
@@ -32,8 +32,9 @@ def add_norm(
     dims : str
         Labels of `x`, for example `b t d`; the last one is never split.
     kind : str
-        "rms", "layer", "scale": a layer norm whose shift is zero and not trained, or "unscaled": a
-        root mean square whose weights are one and not trained.
+        "rms", "layer", "scale": a layer norm whose shift is zero and not trained, "unscaled": a
+        root mean square whose weights are one and not trained, or "bare": a layer norm without
+        weights and shift.
     epsilon : float
         Added to the mean square or variance before the root.
 
@@ -52,7 +53,7 @@ def add_norm(
     (operand,) = parse(f"-> {dims}").outputs
     rows, feature = operand[:-1], operand[-1:]
     size = builder.tensors[x].shape[-1]
-    if kind == "unscaled":
+    if kind in ("unscaled", "bare"):
         scale = _constant(builder, f"{name}.one", size, 1.0)
     else:
         scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)

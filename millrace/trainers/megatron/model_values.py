@@ -20,8 +20,22 @@ _FIXED: dict[str, Any] = {
     "head_bias": False,
     "embedding_scale": 1.0,
     "logit_cap": 0.0,
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+    "learned_positions": 0,
+    "embedding_norm": False,
     "parallel": False,
+    "pre_norms": True,
     "post_norms": False,
+    "sum_norms": False,
+    "expert_norm": False,
+    "inner_norms": False,
+    "qk_norm_whole": False,
+    "qk_norm_last": False,
+    "attention_gate": "",
+    "window_rotary_dims": 0,
+    "shared_gate": False,
+    "router_correction": False,
     "clip_qkv": 0.0,
     "alibi": 0.0,
     "chunk": 0,
@@ -107,6 +121,8 @@ def _decoder_values(model: ModelSpec) -> tuple[dict[str, Any], list[str]]:
     unsaid: list[str] = []
     if config.attention_scale:
         unsaid.append(f"products of queries and keys are scaled by {config.attention_scale:.4g}")
+    if config.norm in ("unscaled", "bare"):
+        unsaid.append("norms without weights: Megatron's have them")
     values: dict[str, Any] = {
         "num_layers": config.layers,
         "hidden_size": config.hidden,
@@ -140,7 +156,8 @@ def _activation(config: DecoderConfig, unsaid: list[str]) -> dict[str, bool]:
         return {"swiglu": True}
     if config.activation in ("gelu", "gelu_erf"):
         return {}
-    unsaid.append(f"activation {config.activation}: written as ReLU squared")
+    if config.activation != "relu2":
+        unsaid.append(f"activation {config.activation}: written as ReLU squared")
     return {"squared_relu": True}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.spec import Config, ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig

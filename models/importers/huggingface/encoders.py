@@ -3,7 +3,9 @@
 Defaults are those of the configuration classes of transformers (release 5).
 """
 
-from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from functools import partial
+
+from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.mapping import Mapped, ModelType
 from millrace.models.spec import Config
@@ -20,12 +22,23 @@ IMAGE_MAX = 2**20
 """No side of an image comes near."""
 
 
-def read_bert(keys: Keys, architecture: str) -> Mapped:
+def read_bert(keys: Keys, architecture: str, *, vocab: int = 30522, padded: bool = False) -> Mapped:
     """Return the configuration of a BERT with its pre-training heads, or the first of them.
 
     The embedding of `pad_token_id` learns as any other; transformers leaves it as it is.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those of the configuration's object.
+    architecture : str
+        Class; one for the next token sees all tokens nevertheless where `is_decoder` is false.
+    vocab : int
+        Default of `vocab_size`.
+    padded : bool
+        RoBERTa's kind: the rows of positions up to that of the token for padding are for no token.
     """
-    for name in ("is_decoder", "add_cross_attention"):
+    for name in ("is_decoder", "add_cross_attention", "use_task_id"):
         if keys.flag(name, False):
             raise keys.error(name, f"expected false, as {architecture} is an encoder")
     if keys.text("position_embedding_type", "absolute") != "absolute":
@@ -36,7 +49,7 @@ def read_bert(keys: Keys, architecture: str) -> Mapped:
         "hidden": keys.integer("hidden_size", 768),
         "heads": keys.integer("num_attention_heads", 12),
         "ffn_hidden": keys.integer("intermediate_size", 3072),
-        "vocab": keys.integer("vocab_size", 30522),
+        "vocab": keys.integer("vocab_size", vocab),
         "positions": positions,
         "segments": keys.integer("type_vocab_size", 2),
         "next_sentence": architecture == "BertForPreTraining",
@@ -44,7 +57,14 @@ def read_bert(keys: Keys, architecture: str) -> Mapped:
         "epsilon": keys.number("layer_norm_eps", 1e-12),
         "tied": keys.flag("tie_word_embeddings", True),
     }
-    return Mapped("bert", config, positions)
+    if padded:
+        keys.choice("hidden_act", {"gelu": "gelu"}, "gelu")  # that of the head, whatever it says
+        positions -= 1 + keys.integer("pad_token_id", 1, least=0)
+        if positions < 1:
+            raise keys.error("max_position_embeddings", "expected more than those for padding")
+    alone = "ForCausalLM" in architecture or "LMHead" in architecture
+    notes = ("is_decoder is false: planned as an encoder that predicts masked tokens",) * alone
+    return Mapped("bert", config, positions, notes)
 
 
 def read_t5(keys: Keys, architecture: str) -> Mapped:
@@ -124,7 +144,19 @@ def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
 
 
 MODEL_TYPES: dict[str, ModelType] = {
-    "bert": ModelType(("BertForPreTraining", "BertForMaskedLM"), read_bert),
+    "bert": ModelType(("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"), read_bert),
+    "ernie": ModelType(("ErnieForMaskedLM", "ErnieForCausalLM"), read_bert),
+    **{
+        name: ModelType(
+            (f"{title}ForMaskedLM", f"{title}ForCausalLM"), partial(reader, padded=True)
+        )
+        for name, title, reader in (
+            ("camembert", "Camembert", read_bert),
+            ("data2vec-text", "Data2VecText", read_bert),
+            ("roberta", "Roberta", partial(read_bert, vocab=50265)),
+            ("xlm-roberta", "XLMRoberta", read_bert),
+        )
+    },
     "t5": ModelType(("T5ForConditionalGeneration",), read_t5),
     "vit": ModelType(("ViTForImageClassification",), read_vit),
 }

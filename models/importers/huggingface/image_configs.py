@@ -4,7 +4,7 @@ Defaults are those of the configuration class of transformers (release 5), which
 images: they are as large as published.
 """
 
-from millrace.models.importers.huggingface.decoders import ACTIVATIONS
+from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.encoders import labels
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.mapping import Mapped, ModelType

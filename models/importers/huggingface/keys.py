@@ -5,7 +5,7 @@ key.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from millrace.models.errors import ModelError
@@ -31,18 +31,26 @@ class Keys:
         The object, as decoded.
     where : str
         What the object is, for messages: "configuration `config.json`".
+    own_names : mapping
+        What the object calls a key, where that is another name than the readers'.
     """
 
     values: Mapping[str, Any]
     where: str
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, defaults: Mapping[str, Any], also: Mapping[str, str] | None = None) -> "Keys":
         """Return the same keys with `defaults` for those that are missing.
 
-        `also` lists other names that a key may have (other name: name).
+        `also` lists other names that a key may have (other name: name); where a key is there under
+        both, the other name counts.
         """
-        renamed = {(also or {}).get(name, name): value for name, value in self.values.items()}
-        return replace(self, values={**defaults, **renamed})
+        names = also or {}
+        values = {names.get(name, name): value for name, value in defaults.items()}
+        values |= {name: value for name, value in self.values.items() if name not in names}
+        others = {names[name]: name for name in self.values if name in names}
+        values |= {name: self.values[other] for name, other in others.items()}
+        return replace(self, values=values, own_names={**self.own_names, **others})
 
     def without(self, *names: str) -> "Keys":
         """Return the same keys but for those named."""
@@ -145,7 +153,8 @@ class Keys:
     def error(self, name: str, expected: str) -> ModelError:
         """Return the complaint about the key's value, to be raised."""
         shown_value = shown(self.values[name]) if name in self.values else "missing"
-        return ModelError(f"{self.where}: `{name}` is {shown_value}; {expected}")
+        own_name = self.own_names.get(name, name)
+        return ModelError(f"{self.where}: `{own_name}` is {shown_value}; {expected}")
 
     def _value(self, name: str, default: Any, null: Any) -> Any:
         if name not in self.values:

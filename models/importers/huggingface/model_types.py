@@ -1,24 +1,20 @@
 """Model types: the mapping that reads each `model_type`, and those that none can read."""
 
-from millrace.models.importers.huggingface.decoders import MODEL_TYPES as DECODERS
-from millrace.models.importers.huggingface.derived_configs import MODEL_TYPES as DERIVED
+from millrace.models.importers.huggingface.decoder_features import read_decoder
+from millrace.models.importers.huggingface.decoder_types import DecoderType, decoder_types
 from millrace.models.importers.huggingface.encoders import MODEL_TYPES as ENCODERS
-from millrace.models.importers.huggingface.expert_configs import MODEL_TYPES as EXPERTS
-from millrace.models.importers.huggingface.gemma_configs import MODEL_TYPES as GEMMA
-from millrace.models.importers.huggingface.gpt_oss_configs import MODEL_TYPES as GPT_OSS
 from millrace.models.importers.huggingface.image_configs import MODEL_TYPES as IMAGES
-from millrace.models.importers.huggingface.llama4_configs import MODEL_TYPES as LLAMA4
 from millrace.models.importers.huggingface.mapping import ModelType
-from millrace.models.importers.huggingface.older_decoders import MODEL_TYPES as OLDER_DECODERS
+from millrace.models.importers.huggingface.text_parts import MODEL_TYPES as TEXT_PARTS
+
+
+def _decoder(row: DecoderType) -> ModelType:
+    return ModelType(row.classes, lambda keys, _: read_decoder(keys, row))
+
 
 MODEL_TYPES: dict[str, ModelType] = {
-    **DECODERS,
-    **OLDER_DECODERS,
-    **EXPERTS,
-    **DERIVED,
-    **GPT_OSS,
-    **LLAMA4,
-    **GEMMA,
+    **{name: _decoder(row) for name, row in decoder_types().items()},
+    **TEXT_PARTS,
     **ENCODERS,
     **IMAGES,
 }

@@ -18,11 +18,6 @@ def rotary_fields(
     keys: Keys,
     head_dim: int,
     positions: int,
-    *,
-    base: float = BASE,
-    share: float = 1.0,
-    base_key: str = "rope_theta",
-    share_key: str = "partial_rotary_factor",
 ) -> Config:
     """Return the fields of a DecoderConfig that say how heads are turned by position.
 
@@ -32,18 +27,17 @@ def rotary_fields(
         Those of the whole configuration.
     head_dim, positions : int
         Features of a head that may turn, and the longest sequence.
-    base, share : float
-        The model type's own base and share of a head's features that turn.
-    base_key, share_key : str
-        What the model type calls the two outside of `rope_parameters`.
     """
     section = rope_section(keys)
-    base = section.number("rope_theta", keys.number(base_key, base, null=base), most=BASE_MAX)
-    outer = keys.number(share_key, share, most=1.0, null=share)
+    base = section.number("rope_theta", keys.number("rope_theta", BASE, null=BASE), most=BASE_MAX)
+    outer = keys.number("partial_rotary_factor", 1.0, most=1.0, null=1.0)
     share = section.number("partial_rotary_factor", outer, most=1.0, null=outer)
     turned = int(head_dim * share)
-    fields: Config = {"rotary_dims": turned, "rope_base": base}
     kind = _kind(section)
+    if turned % 2 and share < 1 and kind != "yarn":
+        # transformers turns one feature more, by angles of as many features as were asked for
+        base, turned = base ** ((turned + 1) / turned), turned + 1
+    fields: Config = {"rotary_dims": turned, "rope_base": base}
     if not kind:
         return fields
     original = _original_positions(keys, section, positions)
@@ -66,6 +60,46 @@ def rotary_fields(
             "rope_truncate": section.flag("truncate", True, null=True),
         }
     return fields
+
+
+def angles_by_layer(keys: Keys, head_dim: int) -> tuple[Keys, Config]:
+    """Return keys with the angles of layers that see all keys, and the fields of all others.
+
+    The fields are those of layers with a window, where their angles differ. Angles are written in
+    two forms: as other models write them, with `rope_local_base_freq` beside them (Gemma 3), or as
+    a `rope_parameters` for each kind of layer.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those of the whole configuration, with defaults.
+    head_dim : int
+        Features of a head.
+
+    Raises
+    ------
+    ModelError
+        Angles of layers with a window are stretched.
+    """
+    name = "rope_local_base_freq"
+    local = keys.number(name, least=1.0) if keys.has(name) else 0.0
+    kinds = keys.section("rope_parameters")
+    if not (kinds.has("full_attention") or kinds.has("sliding_attention")):
+        return keys, {"window_rope_base": local}
+    short, long = kinds.section("sliding_attention"), kinds.section("full_attention")
+    if short.text("rope_type", "default", null="default") != "default":
+        raise short.error("rope_type", "angles of layers with a window are not stretched")
+    local = short.number("rope_theta", local or BASE, least=1.0, null=local or BASE)
+    usual = keys.number("partial_rotary_factor", 1.0, most=1.0, null=1.0)
+    shares = [
+        kind.number("partial_rotary_factor", usual, most=1.0, null=usual) for kind in (short, long)
+    ]
+    turned = int(head_dim * shares[0]) if shares[0] != shares[1] else 0
+    stretched = {"rope_parameters": long.values}
+    return keys.without("rope_scaling", "rope_parameters").over(stretched), {
+        "window_rope_base": local,
+        "window_rotary_dims": turned,
+    }
 
 
 def rope_section(keys: Keys) -> Keys:

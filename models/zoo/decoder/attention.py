@@ -34,6 +34,10 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     )
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
+    if config.attention_gate:
+        mixed = _gated(builder, config, x, mixed, queries, heads)
+    if config.inner_norms:
+        mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
     return project_out(builder, config, mixed, grouped=grouped)
 
 
@@ -42,7 +46,7 @@ def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
     short = config.window_rope_base > 0 and layer not in config.full_layers
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,
-        "dims": config.rotary_dims,
+        "dims": (config.window_rotary_dims if short else 0) or config.rotary_dims,
         "interleaved": config.rope_interleaved,
         "inverse": False,
     }
@@ -142,6 +146,35 @@ def _projected(
     )
 
 
+def _gated(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    x: str,
+    mixed: str,
+    heads: str,
+    sizes: dict[str, int],
+) -> str:
+    """Add the gate of what the heads made, of as many features or a number for each head."""
+    dims = f"b t {heads}"
+    open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
+    labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std
+    logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
+    labels = f"b t {open_dims} -> b t {open_dims}"
+    gate = builder.apply(config.attention_gate, "attn.gate.open", (logit,), labels)
+    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, b t {open_dims} -> {dims}")
+
+
+def whole_norm(
+    builder: GraphBuilder, config: DecoderConfig, name: str, x: str, heads: str, kind: str
+) -> str:
+    """Add a norm over the features of all heads together, which stay dims of their own."""
+    shape = builder.tensors[x].shape
+    flat = builder.apply("rearrange", f"{name}.flat", (x,), f"b t {heads} -> b t ({heads})")
+    normed = add_norm(builder, name, flat, "b t n", kind=kind, epsilon=config.epsilon)
+    labels = f"b t ({heads}) -> b t {heads}"
+    return builder.apply("rearrange", f"{name}.heads", (normed,), labels, shapes=(shape,))
+
+
 def _positioned(
     builder: GraphBuilder, config: DecoderConfig, layer: int, part: str, x: str, dims: str
 ) -> str:
@@ -150,14 +183,23 @@ def _positioned(
     A norm without weights gives the same before and behind the turn (Llama 4 has it behind).
     """
     turned = config.rotary_dims > 0 and layer not in config.unturned_layers
-    if config.qk_norm and (turned or config.qk_norm != "unscaled"):
-        name = f"attn.{part}.norm"
-        x = add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
-    if not turned:
-        return x
-    name = f"attn.{part}.rotary"
-    labels = f"{dims}! -> {dims}!"
-    return builder.apply("rotary", name, (x,), labels, attributes=rotary_attributes(config, layer))
+    normed = config.qk_norm and (turned or config.qk_norm != "unscaled")
+    if normed and not config.qk_norm_last:
+        x = _query_norm(builder, config, part, x, dims)
+    if turned:
+        labels, attributes = f"{dims}! -> {dims}!", rotary_attributes(config, layer)
+        x = builder.apply("rotary", f"attn.{part}.rotary", (x,), labels, attributes=attributes)
+    if normed and config.qk_norm_last:
+        x = _query_norm(builder, config, part, x, dims)
+    return x
+
+
+def _query_norm(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, dims: str) -> str:
+    """Add the norm of queries or keys, over the features of a head or of all together."""
+    name = f"attn.{part}.norm"
+    if config.qk_norm_whole:
+        return whole_norm(builder, config, name, x, dims.removeprefix("b t "), config.qk_norm)
+    return add_norm(builder, name, x, dims, kind=config.qk_norm, epsilon=config.epsilon)
 
 
 def _tempered(
@@ -166,10 +208,13 @@ def _tempered(
     """Add the factors by which queries grow with their positions, where there are any but one.
 
     Meta's Llama 4 (April 2025) has them where nothing is turned: 1 + a log(1 + (t + 1) // n).
+    Ministral 3 has them in all layers, with t in place of t + 1.
     """
     tokens, step = builder.tokens_per_sample, config.tempered_from
-    if not 0 < step <= tokens or layer not in config.unturned_layers:
+    always = config.tempered_always
+    if not 0 < step <= tokens - always or not (always or layer in config.unturned_layers):
         return query
-    factors = 1 + config.tempered_scale * np.log1p(np.arange(1, tokens + 1) // step)
+    places = np.arange(tokens) + (not always)
+    factors = 1 + config.tempered_scale * np.log1p(places // step)
     grown = builder.constant("attn.q.factors", "t", factors)
     return builder.apply("mul", "attn.q.tempered", (query, grown), f"{dims}, t -> {dims}")

@@ -11,7 +11,11 @@ from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.family import check_depth
 
-NORMS = ("rms", "layer", "scale")
+NORMS = ("rms", "layer", "scale", "unscaled", "bare")
+QUERY_NORMS = ("", "rms", "layer", "scale", "unscaled")
+GATES = ("", "sigmoid", "softplus")
+RELU2, XIELU = "relu2", "xielu"
+FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, RELU2, XIELU)
 ROUTERS = ("softmax", "sigmoid")
 
 
@@ -26,17 +30,35 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         The longest sequence the model was made for: the default, not a limit, as no position is
         learned.
     norm : str
-        "rms", "layer", or "scale" (a layer norm that has no shift); with `epsilon`.
+        "rms", "layer", "scale" (a layer norm that has no shift), "unscaled" (root mean square
+        without weights) or "bare" (a layer norm without weights and shift); with `epsilon`.
+    learned_positions, position_offset : int
+        Rows of a learned table of positions (0: none), of which the first `position_offset` are for
+        no position (OPT's two).
+    sinusoid_base : float
+        Sines and cosines of the position are added to the embeddings, of as many angles as half the
+        width, which turn by powers of this (0: none); the first position is `position_offset`.
+    embedding_norm : bool
+        Embeddings are normed before the first layer.
     tied, head_bias : bool
         The head shares the token table; the head has a bias (never decayed).
     embedding_scale : float
         What rows of the token table are multiplied by.
-    logit_cap : float
-        Logits z become cap tanh(z / cap) (0: as they are).
+    logit_scale, logit_cap : float
+        Logits are multiplied by this; and then z becomes cap tanh(z / cap) (0: as they are).
+    residual_scale : float
+        What attention and feed-forward part add to the stream is multiplied by this.
     parallel, shared_norm : bool
         Attention and feed-forward part read the same residual stream; and the same norm of it.
-    post_norms : bool
-        What attention and feed-forward part add to the stream is normed before.
+    pre_norms, post_norms : bool
+        What attention and feed-forward part read is normed; what they add to the stream is normed.
+    sum_norms : bool
+        The stream itself is normed behind every sum, and no more before the head (GPT-1).
+    expert_norm : bool
+        What experts, with the one that all tokens visit, make is normed.
+    inner_norms : bool
+        What the heads made, and the opened features of the feed-forward part, are normed over all
+        of them (BitNet).
     heads, kv_heads, head_dim : int
         Query heads, heads of keys and values (each serves heads / kv_heads query heads), features
         of a query or key.
@@ -45,6 +67,12 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     qk_norm : str
         Queries and keys are normed over a head's features: "", "rms", "layer" or "unscaled" (root
         mean square without weights, and only in layers that turn by position).
+    qk_norm_whole, qk_norm_last : bool
+        Norms of queries and keys are over the features of all heads together (OLMo 2); they come
+        behind the turn by position (HunYuan).
+    attention_gate, gate_per_head
+        What the heads made is multiplied by the "sigmoid" or "softplus" of a projection of what
+        they read ("": not), a number for every feature or for every head.
     clip_qkv : float
         Queries, keys and values are brought between minus this and this (0: as they are).
     attention_scale : float
@@ -64,13 +92,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         other times what is left (`clamped_swiglu` of the op table; gpt-oss).
     score_cap : float
         Scores are capped like logits (0: not; Gemma 2).
-    tempered_from, tempered_scale
+    tempered_from, tempered_scale, tempered_always
         Positions from which on the scores of `unturned_layers` grow (0: none), and how much (Llama
-        4).
+        4); or those of all layers (Ministral 3).
     rotary_dims, rope_base, rope_interleaved
         How many features of a head are turned by position (0: none), see `millrace.models.rotary`.
-    window_rope_base : float
-        Base of layers with a window, whose angles are not stretched (0: as all others).
+    window_rope_base, window_rotary_dims
+        Base of layers with a window, whose angles are not stretched, and how many features turn in
+        them (0: as all others).
     unturned_layers : tuple of int
         Layers in which nothing is turned by position.
     rope_scaling, rope_factor, rope_amplitude, rope_original, rope_low, rope_high, rope_fast, \
@@ -86,12 +115,17 @@ rope_slow, rope_truncate
     experts, experts_per_token, expert_hidden, shared_hidden : int
         Experts (0: none), how many a token is sent to, the width of one, and the width of the
         expert that every token visits (0: none).
+    shared_gate : bool
+        What that expert makes is multiplied by the sigmoid of a projection to one number.
     expert_bias, router_bias : bool
         The products of experts have biases; so has the router.
     weigh_inputs : bool
         A token is weighed before its one expert sees it, not what the expert makes of it.
     dense_layers : tuple of int
         Layers that have one feed-forward part in place of experts.
+    router_correction : bool
+        Every expert has a number that is added to its score where experts are chosen; the loss
+        does not train it.
     router, router_groups, kept_groups, normalize_weights, weight_scale
         Scores by "softmax" or "sigmoid"; experts are chosen from the best groups only; the chosen
         weights are made to sum to one; then multiplied.
@@ -117,16 +151,30 @@ rope_slow, rope_truncate
     ffn_hidden: int
     norm: str = "rms"
     epsilon: float = 1e-5
+    learned_positions: int = 0
+    position_offset: int = 0
+    sinusoid_base: float = 0.0
+    embedding_norm: bool = False
     tied: bool = False
     head_bias: bool = False
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_cap: float = 0.0
+    residual_scale: float = 1.0
     parallel: bool = False
     shared_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
+    expert_norm: bool = False
+    inner_norms: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str = ""
+    qk_norm_whole: bool = False
+    qk_norm_last: bool = False
+    attention_gate: str = ""
+    gate_per_head: bool = False
     clip_qkv: float = 0.0
     attention_scale: float = 0.0
     alibi: float = 0.0
@@ -137,12 +185,14 @@ rope_slow, rope_truncate
     sinks: bool = False
     tempered_from: int = 0
     tempered_scale: float = 0.1
+    tempered_always: bool = False
     gate_cap: float = 0.0
     gate_slope: float = 1.702
     rotary_dims: int = 0
     rope_base: float = 10000.0
     rope_interleaved: bool = False
     window_rope_base: float = 0.0
+    window_rotary_dims: int = 0
     unturned_layers: tuple[int, ...] = ()
     rope_scaling: str = ""
     rope_factor: float = 1.0
@@ -163,10 +213,12 @@ rope_slow, rope_truncate
     experts_per_token: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
+    shared_gate: bool = False
     expert_bias: bool = False
     router_bias: bool = False
     weigh_inputs: bool = False
     dense_layers: tuple[int, ...] = ()
+    router_correction: bool = False
     router: str = "softmax"
     router_groups: int = 1
     kept_groups: int = 1
@@ -205,16 +257,17 @@ rope_slow, rope_truncate
 _POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "head_dim")
 _COUNTS = (
     *("window", "chunk", "tempered_from"),
-    *("rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
+    *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
-    "mtp_layers",
+    *("mtp_layers", "learned_positions", "position_offset"),
 )
 _AMOUNTS = (
     *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss", "mtp_loss"),
-    *("logit_cap", "score_cap", "gate_cap", "window_rope_base"),
+    *("logit_cap", "score_cap", "gate_cap", "window_rope_base", "sinusoid_base"),
 )
 _ABOVE_ZERO = (
-    *("epsilon", "weight_scale", "init_std", "embedding_scale", "gate_slope"),
+    *("epsilon", "weight_scale", "init_std", "embedding_scale", "logit_scale", "residual_scale"),
+    "gate_slope",
     *("rope_factor", "rope_amplitude", "rope_fast", "rope_slow"),
 )
 
@@ -231,8 +284,9 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
             raise ModelError(f"{name}: `{field}` is {value}, not above 0")
     check_depth(spec, "layers", config.layers)
     _one_of(name, "norm", config.norm, NORMS)
-    _one_of(name, "qk_norm", config.qk_norm, ("", "rms", "layer", "unscaled"))
-    _one_of(name, "activation", config.activation, ACTIVATIONS)
+    _one_of(name, "qk_norm", config.qk_norm, QUERY_NORMS)
+    _one_of(name, "attention_gate", config.attention_gate, GATES)
+    _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
     for field in ("full_layers", "dense_layers", "unturned_layers"):
         for layer in getattr(config, field):
             if not 0 <= layer < config.layers:
@@ -242,8 +296,10 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
                 )
     if config.shared_norm and not config.parallel:
         raise ModelError(f"{name}: `shared_norm` needs `parallel`: set both or neither")
-    if config.post_norms and config.parallel:
-        raise ModelError(f"{name}: `post_norms` and `parallel` exclude each other: set one")
+    for field in ("post_norms", "sum_norms"):
+        if getattr(config, field) and config.parallel:
+            raise ModelError(f"{name}: `{field}` and `parallel` exclude each other: set one")
+    _check_positions(name, spec.seq_len, config)
     _check_attention(name, config)
     has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
@@ -258,16 +314,26 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
         raise ModelError(f"{name}: sequences of {spec.seq_len} tokens; use at least 1")
 
 
+def _check_positions(name: str, seq_len: int, config: DecoderConfig) -> None:
+    positions = config.learned_positions - config.position_offset
+    if config.learned_positions and not 1 <= seq_len <= positions:
+        raise ModelError(
+            f"{name} has {max(positions, 0)} learned positions: sequences of {seq_len} tokens do "
+            f"not fit; use 1 to {positions}"
+        )
+
+
 def _check_attention(name: str, config: DecoderConfig) -> None:
     if config.heads % config.kv_heads:
         raise ModelError(
             f"{name}: heads ({config.heads}) is not divisible by kv_heads ({config.kv_heads})"
         )
-    if config.rotary_dims % 2 or config.rotary_dims > config.head_dim:
-        raise ModelError(
-            f"{name}: `rotary_dims` is {config.rotary_dims}; features turn in pairs, so use an "
-            f"even number up to head_dim ({config.head_dim})"
-        )
+    for field in ("rotary_dims", "window_rotary_dims"):
+        if (dims := getattr(config, field)) % 2 or dims > config.head_dim:
+            raise ModelError(
+                f"{name}: `{field}` is {dims}; features turn in pairs, so use an even number up to "
+                f"head_dim ({config.head_dim})"
+            )
     for field in ("rope_base", "window_rope_base"):
         if (base := getattr(config, field)) <= 1 and (base or field == "rope_base"):
             raise ModelError(f"{name}: `{field}` is {base}, not above 1")

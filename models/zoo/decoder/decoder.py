@@ -3,13 +3,15 @@
 Shape legend: b batch, t sequence, d hidden, v vocabulary.
 """
 
+import numpy as np
+
 from millrace.models.builder import GraphBuilder
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.approximations import approximations
 from millrace.models.zoo.decoder.config import DecoderConfig, check
 from millrace.models.zoo.decoder.head import Streams, add_head, add_modules
-from millrace.models.zoo.decoder.layer import add_layer, scaled
+from millrace.models.zoo.decoder.layer import add_layer, scaled, stream_norm
 from millrace.models.zoo.decoder.names import ALIASES, MODELS
 from millrace.models.zoo.family import Family
 
@@ -65,8 +67,46 @@ def _embedding(builder: GraphBuilder, config: DecoderConfig, seq_len: int) -> tu
     table = builder.variable("tokens.weight", "v d", size, std=config.init_std)
     used = builder.repeat(table, "tokens.weight", "v d")
     x = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
-    return scaled(builder, "tokens.scaled", x, "b t d", config.embedding_scale), table
+    x = scaled(builder, "tokens.scaled", x, "b t d", config.embedding_scale)
+    if config.learned_positions:
+        x = _with_positions(builder, config, x, seq_len)
+    if config.sinusoid_base:
+        x = _with_sinusoids(builder, config, x, seq_len)
+    return stream_norm(builder, config, "ln", x) if config.embedding_norm else x, table
 
+
+def _with_positions(builder: GraphBuilder, config: DecoderConfig, x: str, seq_len: int) -> str:
+    """Add the rows of the learned positions of a sample."""
+    size = (config.learned_positions, config.hidden)
+    rows = builder.variable("positions.weight", "p d", size, std=config.init_std)
+    if seq_len < config.learned_positions:
+        rows = builder.apply(
+            "narrow",
+            "positions.weight.rows",
+            (rows,),
+            "p! d -> t! d",
+            shapes=((seq_len, config.hidden),),
+            attributes={"start": config.position_offset},
+        )
+    used = builder.repeat(rows, "positions.weight", "t d")
+    return builder.apply("add", "sum", (x, used), "b t d, t d -> b t d")
+
+
+def _with_sinusoids(builder: GraphBuilder, config: DecoderConfig, x: str, seq_len: int) -> str:
+    """Add sines and cosines of the positions (Vaswani et al., arXiv 1706.03762, section 3.5)."""
+    half = config.hidden // 2
+    places = np.arange(seq_len, dtype=np.float64) + config.position_offset
+    place = builder.constant("positions.places", "t z", places[:, None])
+    turn = config.sinusoid_base ** (-np.arange(half, dtype=np.float64) / half)
+    speed = builder.constant("positions.speeds", "z p", turn[None])
+    angle = builder.apply("matmul", "positions.angles", (place, speed), "t z, z p -> t p")
+    waves = [builder.apply(kind, f"positions.{kind}", (angle,), "t p -> t p") for kind in WAVES]
+    labels, shape = "t p!, t q! -> t d!", (seq_len, config.hidden)
+    rows = builder.apply("concat", "positions.rows", waves, labels, shapes=(shape,))
+    return builder.apply("add", "sum", (x, rows), "b t d, t d -> b t d")
+
+
+WAVES = ("sin", "cos")
 
 FAMILY = Family(
     DecoderConfig,

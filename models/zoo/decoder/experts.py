@@ -20,6 +20,7 @@ from math import ceil
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.feed_forward import expert_products, feed_forward
+from millrace.models.zoo.norms import add_norm
 
 
 def capacity(config: DecoderConfig, seq_len: int) -> int:
@@ -44,15 +45,20 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         "groups": config.router_groups,
         "kept_groups": config.kept_groups,
     }
+    corrected, table = scores, ""
+    if config.router_correction:
+        corrected, table = _corrected(builder, config, scores)
     value = builder.apply(
         "top_k",
         "experts.chosen",
-        (scores,),
+        (corrected,),
         "b t! n! -> b t! k!, b t! k!, b t! k!",
         shapes=(chosen,) * 3,
         attributes=attributes,
     )
     routes = (f"{value}.expert", f"{value}.place")
+    if table:
+        value = _uncorrected(builder, value, routes[0], table)
     routed, weight = x, ""
     if config.weigh_inputs:
         routed, weight = _weighed(builder, x, _weights(builder, config, value))
@@ -73,8 +79,23 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
     )
     if config.shared_hidden:
         shared = feed_forward(builder, config, "shared", x, config.shared_hidden)
+        if config.shared_gate:
+            shared = _opened(builder, config, x, shared)
         out = builder.apply("add", "experts.sum", (out, shared), "b t n, b t n -> b t n")
+    if config.expert_norm:
+        out = add_norm(
+            builder, "experts.norm", out, "b t n", kind=config.norm, epsilon=config.epsilon
+        )
     return out, _balance(builder, config, scores, routes[0])
+
+
+def _opened(builder: GraphBuilder, config: DecoderConfig, x: str, shared: str) -> str:
+    """Add the gate of the expert that all tokens visit (Qwen2-MoE)."""
+    labels = "b t k, k n -> b t n"
+    logit = dense(builder, "shared.open", x, labels, {"n": 1}, std=config.init_std, bias=False)
+    share = builder.apply("sigmoid", "shared.open.sigmoid", (logit,), "b t n -> b t n")
+    alone = builder.apply("sum", "shared.open.sum", (share,), "b t n -> b t")
+    return builder.apply("mul", "shared.opened", (shared, alone), "b t n, b t -> b t n")
 
 
 def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
@@ -89,6 +110,32 @@ def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
     )
     labels = {"softmax": "b t n! -> b t n!", "sigmoid": "b t n -> b t n"}[config.router]
     return builder.apply(config.router, "experts.scores", (logits,), labels)
+
+
+def _corrected(builder: GraphBuilder, config: DecoderConfig, scores: str) -> tuple[str, str]:
+    """Add the corrections of the scores; return their sums, and the table of corrections."""
+    shape = (config.experts, 1)
+    table = builder.parameter(
+        "experts.correction.bias", "n z", shape, init="zeros", decay=False, frozen=True
+    )
+    row = builder.apply("rearrange", "experts.correction.row", (table,), "n z -> (n z)")
+    corrected = builder.apply("add", "experts.corrected", (scores, row), "b t n, n -> b t n")
+    return corrected, table
+
+
+def _uncorrected(builder: GraphBuilder, value: str, expert: str, table: str) -> str:
+    """Add the difference of chosen scores and the corrections of their experts."""
+    rows = builder.apply(
+        "embedding", "experts.chosen.correction", (expert, table), "b t k, n z -> b t k z"
+    )
+    minus = builder.apply(
+        "scale",
+        "experts.chosen.minus",
+        (builder.apply("sum", "experts.chosen.sum", (rows,), "b t k z -> b t k"),),
+        "b t k -> b t k",
+        attributes={"factor": -1.0},
+    )
+    return builder.apply("add", "experts.chosen.plain", (value, minus), "b t k, b t k -> b t k")
 
 
 def _weighed(builder: GraphBuilder, x: str, weight: str) -> tuple[str, str]:

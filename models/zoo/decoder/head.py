@@ -18,7 +18,7 @@ from typing import NamedTuple
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.spec import ahead
 from millrace.models.zoo.decoder.config import DecoderConfig
-from millrace.models.zoo.decoder.layer import add_layer, scaled, stream_norm
+from millrace.models.zoo.decoder.layer import add_layer, final_norm, scaled, stream_norm
 
 
 class Streams(NamedTuple):
@@ -66,14 +66,14 @@ def add_head(builder: GraphBuilder, config: DecoderConfig, streams: Streams, tab
     """Add the last block: logits and losses of all streams, and the number of targets."""
     builder.begin_block("head")
     x, *further = streams.names
-    normed = stream_norm(builder, config, "ln", x)
+    normed = final_norm(builder, config, "ln", x)
     shape = builder.tensors[x].shape[:2]
     targets = builder.input("targets", "b t", shape, source="targets", values=config.vocab)
     logits = _capped(builder, config, "logits", _logits(builder, config, normed, table))
     losses = [_loss(builder, "loss", logits, targets)]
     for module, stream in enumerate(further):
         name = f"mtp.{module}"
-        normed = stream_norm(builder, config, f"{name}.ln", stream)
+        normed = final_norm(builder, config, f"{name}.ln", stream)
         later = builder.input(
             f"{name}.targets",
             "b t",
@@ -101,7 +101,8 @@ def _loss(builder: GraphBuilder, name: str, logits: str, targets: str) -> str:
 
 
 def _capped(builder: GraphBuilder, config: DecoderConfig, name: str, logits: str) -> str:
-    """Add the soft cap of the logits, where the model has one."""
+    """Add scale and soft cap of the logits, where the model has them."""
+    logits = scaled(builder, f"{name}.scaled", logits, "b t v", config.logit_scale)
     if not config.logit_cap:
         return logits
     dims = "b t v"

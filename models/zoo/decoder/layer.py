@@ -17,29 +17,31 @@ def add_layer(
 ) -> tuple[str, str | None]:
     """Add one layer; return the stream behind it and the balance loss of its experts, if any."""
     attend = latent_attention if config.kv_lora else attention
-    first = stream_norm(builder, config, "ln1", x)
-    mixed = attend(builder, config, first, layer)
-    if config.parallel:
-        second = first if config.shared_norm else stream_norm(builder, config, "ln2", x)
-    else:
-        mixed = _post_norm(builder, config, "attn.post", mixed)
-        x = builder.apply("add", "attn.residual", (x, mixed), "b t n, b t n -> b t n")
-        second = stream_norm(builder, config, "ln2", x)
+    first = _pre_norm(builder, config, "ln1", x)
+    mixed = _addend(builder, config, "attn", attend(builder, config, first, layer))
+    if not config.parallel:
+        x = _summed(builder, config, "attn", "ln1", (x, mixed))
+    second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x)
     balance = None
     if config.has_experts(layer):
         mlp_output, balance = experts(builder, config, second)
     else:
         mlp_output = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
+    mlp_output = _addend(builder, config, "mlp", mlp_output)
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
-    mlp_output = _post_norm(builder, config, "mlp.post", mlp_output)
-    return builder.apply("add", "mlp.residual", (x, mlp_output), "b t n, b t n -> b t n"), balance
+    return _summed(builder, config, "mlp", "ln2", (x, mlp_output)), balance
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
     """Add the model's kind of norm of the residual stream `x`, `b t d`."""
     return add_norm(builder, name, x, "b t d", kind=config.norm, epsilon=config.epsilon)
+
+
+def final_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
+    """Add the norm before the head, where sums are not normed already."""
+    return x if config.sum_norms else stream_norm(builder, config, name, x)
 
 
 def scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -> str:
@@ -49,6 +51,22 @@ def scaled(builder: GraphBuilder, name: str, x: str, dims: str, factor: float) -
     return builder.apply("scale", name, (x,), f"{dims} -> {dims}", attributes={"factor": factor})
 
 
-def _post_norm(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:
-    """Add the norm of what a part adds to the stream, where the model has one."""
-    return stream_norm(builder, config, name, part) if config.post_norms else part
+def _summed(
+    builder: GraphBuilder, config: DecoderConfig, part: str, norm: str, operands: tuple[str, str]
+) -> str:
+    """Add the sum of stream and part, and its norm where the model has it there."""
+    x = builder.apply("add", f"{part}.residual", operands, "b t n, b t n -> b t n")
+    return stream_norm(builder, config, norm, x) if config.sum_norms else x
+
+
+def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
+    """Add the norm of what a part reads, where the model has one."""
+    before = config.pre_norms and not config.sum_norms
+    return stream_norm(builder, config, name, x) if before else x
+
+
+def _addend(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:
+    """Add norm and scale of what a part adds to the stream, where the model has them."""
+    if config.post_norms:
+        part = stream_norm(builder, config, f"{name}.post", part)
+    return scaled(builder, f"{name}.scaled", part, "b t n", config.residual_scale)

@@ -10,15 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.huggingface import (
-    decoders,
-    expert_configs,
-    gemma_configs,
-    gpt_oss_configs,
-    llama4_configs,
-    older_decoders,
-    read_config,
-)
+from millrace.models.importers.huggingface import read_config
+from millrace.models.importers.huggingface.decoder_types import decoder_types
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import build, model_spec
 
@@ -117,11 +110,11 @@ def test_without_a_class_the_causal_language_model_is_meant(tmp_path: Path) -> N
     ("changes", "module_line"),
     [
         (
-            {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]},
-            "module = transformers.GemmaForCausalLM(config)",
+            {"model_type": "doge", "architectures": ["DogeForCausalLM"]},
+            "module = transformers.DogeForCausalLM(config)",
         ),
         (
-            {"model_type": "bloom", "architectures": []},
+            {"model_type": "doge", "architectures": []},
             "module = transformers.AutoModelForCausalLM.from_config(config)",
         ),
         (
@@ -244,8 +237,8 @@ def test_the_text_of_a_wrapped_model_is_that_of_its_own_type(
 
 
 def test_text_of_a_type_that_is_not_read_is_refused_by_its_name(tmp_path: Path) -> None:
-    values = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", **TEXT}}
-    with pytest.raises(ModelError, match="`text_config`: `model_type` is 'ministral3'"):
+    values = {"model_type": "mistral3", "text_config": {"model_type": "doge", **TEXT}}
+    with pytest.raises(ModelError, match="`text_config`: `model_type` is 'doge'"):
         read(tmp_path, values)
 
 
@@ -264,7 +257,7 @@ def test_numbers_that_python_alone_writes_do_not_stand_in_the_way(tmp_path: Path
 
 def test_a_mixture_that_no_mapping_knows_is_not_sent_to_torch_export(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refused:
-        read(tmp_path, LLAMA | {"model_type": "minimax_m2", "num_local_experts": 8})
+        read(tmp_path, LLAMA | {"model_type": "jetmoe", "num_local_experts": 8})
     assert "say so by `model_type` in a copy of the file" in str(refused.value)
     assert "import_module" not in str(refused.value)
 
@@ -329,27 +322,7 @@ OTHER_KEYS = (
     "_name_or_path",
 )
 SMALL = {"num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_experts_per_tok": 2}
-DEFAULTS = {
-    "llama": decoders.LLAMA,
-    "mistral": decoders.MISTRAL,
-    "qwen2": decoders.QWEN,
-    "qwen3": decoders.QWEN,
-    "phi3": decoders.PHI3,
-    "gpt2": older_decoders.GPT2,
-    "gpt_neox": older_decoders.GPT_NEOX,
-    "phi": older_decoders.PHI,
-    "mpt": older_decoders.MPT,
-    "mixtral": expert_configs.MIXTRAL,
-    "qwen3_moe": expert_configs.QWEN3_MOE,
-    "deepseek_v3": expert_configs.DEEPSEEK_V3,
-    "deepseek_v2": expert_configs.DEEPSEEK_V2,
-    "kimi_k2": expert_configs.DEEPSEEK_V3,
-    "glm4_moe": expert_configs.GLM4_MOE,
-    "gpt_oss": gpt_oss_configs.GPT_OSS,
-    "llama4_text": llama4_configs.LLAMA4,
-    "gemma2": gemma_configs.GEMMA2,
-    "gemma3_text": gemma_configs.GEMMA3,
-}
+DEFAULTS = {name: row.keys for name, row in decoder_types().items()}
 
 
 @pytest.mark.parametrize("model_type", DEFAULTS)

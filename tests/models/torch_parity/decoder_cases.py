@@ -1,5 +1,7 @@
 """Reduced decoders of every model type, as modules of transformers and as graphs of ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 
 torch = optional("torch")
+overrides = optional("torch.overrides")
 transformers = optional("transformers")
 
 BATCH, SEQ_LEN, VOCAB = 2, 11, 29
@@ -101,6 +104,31 @@ YARN = {
 }
 
 FULL = "full_attention"
+WINDOWS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", FULL, "sliding_attention"],
+}
+GPTJ = GPT2 | {"rotary_dim": 2}
+FALCON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 20,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.7,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+}
+MINICPM = DEEPSEEK | {
+    "scale_emb": 3,
+    "scale_depth": 1.1,
+    "dim_model_base": 8,
+    "head_dim": 4,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "llama, biases, own head_dim, tied": (
@@ -206,19 +234,199 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"routed_scaling_factor": 1.5}),
+    "afmoe": (
+        "afmoe",
+        LLAMA
+        | QWEN_EXPERTS
+        | WINDOWS
+        | {"num_shared_experts": 2, "head_dim": 6, "mup_enabled": True, "route_scale": 1.3},
+    ),
+    "apertus": ("apertus", LLAMA),
+    "apertus1p5_text": ("apertus1p5_text", LLAMA),
+    "aria_text": (
+        "aria_text",
+        LLAMA | {"moe_num_experts": 5, "moe_topk": 2, "moe_num_shared_experts": 2},
+    ),
+    "axk1": ("axk1", DEEPSEEK),
+    "arcee": ("arcee", LLAMA | {"mlp_bias": True}),
+    "biogpt": ("biogpt", LLAMA | {"max_position_embeddings": 16}),
+    "bitnet": ("bitnet", LLAMA),
+    "bloom": ("bloom", {"vocab_size": VOCAB, "hidden_size": 12, "n_layer": 2, "n_head": 3}),
+    "codegen": ("codegen", GPTJ),
+    "cohere": ("cohere", LLAMA | {"logit_scale": 0.3}),
+    "cohere2": ("cohere2", LLAMA | WINDOWS),
+    "cohere2_moe": ("cohere2_moe", LLAMA | WINDOWS | QWEN_EXPERTS),
+    "dots1": ("dots1", GLM | {"n_shared_experts": 1}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", LLAMA | {"head_dim": 6}),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        LLAMA | {"head_dim": 6, "num_experts": 5, "moe_topk": 2},
+    ),
+    "kolibri1": ("kolibri1", LLAMA | WINDOWS | QWEN_EXPERTS | {"head_dim": 4}),
+    "laguna": (
+        "laguna",
+        LLAMA | WINDOWS | QWEN_EXPERTS | {"head_dim": 8, "shared_expert_intermediate_size": 20},
+    ),
+    "ministral": ("ministral", LLAMA | WINDOWS | {"head_dim": 6}),
+    "nemotron": ("nemotron", LLAMA | {"mlp_bias": True, "head_dim": 4}),
+    "openai-gpt": ("openai-gpt", GPT2),
+    "cwm": ("cwm", LLAMA | WINDOWS | {"head_dim": 6}),
+    "ernie4_5": ("ernie4_5", LLAMA | {"use_bias": True, "head_dim": 6}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        LLAMA
+        | {"num_hidden_layers": 3, "moe_intermediate_size": 12, "moe_num_experts": 5}
+        | {"moe_k": 3, "moe_layer_end_index": 1},
+    ),
+    "exaone4": ("exaone4", LLAMA | WINDOWS),
+    "exaone_moe": ("exaone_moe", LLAMA | WINDOWS | QWEN_EXPERTS),
+    "ctrl": (
+        "ctrl",
+        {"vocab_size": VOCAB, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
+        | {"dff": 20},
+    ),
+    "flint": (
+        "flint",
+        LLAMA
+        | QWEN_EXPERTS
+        | WINDOWS
+        | {"shared_expert_intermediate_size": 20, "head_dim": 6, "mlp_only_layers": [1]},
+    ),
+    "falcon": ("falcon", FALCON),
+    "falcon, two norms, groups": (
+        "falcon",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon, one after the other": (
+        "falcon",
+        FALCON | {"parallel_attn": False, "multi_query": False, "bias": True},
+    ),
+    "flex_olmo": ("flex_olmo", LLAMA | QWEN_EXPERTS),
+    "gemma": ("gemma", LLAMA | {"head_dim": 6, "pad_token_id": None}),
+    "glm": ("glm", LLAMA | {"head_dim": 8}),
+    "glm4": ("glm4", LLAMA | {"head_dim": 8, "attention_bias": True}),
+    "glm4_moe, an odd number of features": ("glm4_moe", GLM | {"head_dim": 6}),
+    "glm4_moe_lite": ("glm4_moe_lite", DEEPSEEK),
+    "gpt_bigcode": ("gpt_bigcode", GPT2),
+    "gpt_bigcode, all keys": ("gpt_bigcode", GPT2 | {"multi_query": False}),
+    "gpt_neo": (
+        "gpt_neo",
+        {"vocab_size": VOCAB, "hidden_size": 12, "num_layers": 2, "num_heads": 3}
+        | {"attention_types": [[["global", "local"], 1]], "window_size": 4}
+        | {"max_position_embeddings": 16},
+    ),
+    "gptj": ("gptj", GPTJ),
+    "granite": ("granite", LLAMA | GRANITE),
+    "granite_swa": (
+        "granite_swa",
+        LLAMA | GRANITE | WINDOWS | {"layer_rope_theta": [50.0, 300.0, 50.0]},
+    ),
+    "granite_swa, some layers unturned": (
+        "granite_swa",
+        LLAMA | GRANITE | WINDOWS | {"layer_rope_theta": [50.0, 0, 50.0]},
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        LLAMA | EXPERTS | GRANITE | WINDOWS | {"shared_intermediate_size": 20},
+    ),
+    "granitemoe": ("granitemoe", LLAMA | EXPERTS | GRANITE),
+    "granitemoeshared": (
+        "granitemoeshared",
+        LLAMA | EXPERTS | GRANITE | {"shared_intermediate_size": 20},
+    ),
+    "helium": ("helium", LLAMA | {"head_dim": 4}),
+    "hy_v3": ("hy_v3", LLAMA | QWEN_EXPERTS | {"num_hidden_layers": 3, "head_dim": 6}),
+    "hyperclovax": ("hyperclovax", LLAMA | GRANITE),
+    "jais2": ("jais2", LLAMA),
+    "mellum": (
+        "mellum",
+        LLAMA | QWEN_EXPERTS | WINDOWS | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "minicpm3": ("minicpm3", MINICPM),
+    "minimax_m2": ("minimax_m2", LLAMA | EXPERTS | {"head_dim": 6}),
+    "ministral3": (
+        "ministral3",
+        LLAMA
+        | {"head_dim": 6}
+        | {
+            "rope_parameters": YARN
+            | {"llama_4_scaling_beta": 0.4}
+            | {"original_max_position_embeddings": 4}
+        },
+    ),
+    "nanochat": ("nanochat", LLAMA),
+    "olmo": ("olmo", LLAMA | {"clip_qkv": 0.3}),
+    "olmo2": ("olmo2", LLAMA),
+    "olmo3": ("olmo3", LLAMA | WINDOWS),
+    "olmoe": ("olmoe", LLAMA | QWEN_EXPERTS),
+    "opt": (
+        "opt",
+        LLAMA | {"ffn_dim": 20, "max_position_embeddings": 16, "word_embed_proj_dim": 16},
+    ),
+    "persimmon": ("persimmon", LLAMA | {"num_key_value_heads": 4}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        LLAMA | QWEN_EXPERTS | {"shared_expert_intermediate_size": 20, "mlp_only_layers": [1]},
+    ),
+    "seed_oss": ("seed_oss", LLAMA | {"head_dim": 6}),
+    "smollm3": ("smollm3", LLAMA | {"no_rope_layer_interval": 2, "pad_token_id": None}),
+    "solar_open": ("solar_open", GLM),
+    "stablelm": ("stablelm", LLAMA | {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm, side by side": (
+        "stablelm",
+        LLAMA | {"use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 4}),
+    "vaultgemma": ("vaultgemma", GEMMA),
+    "xglm": (
+        "xglm",
+        {"vocab_size": VOCAB, "d_model": 16, "num_layers": 2, "attention_heads": 4}
+        | {"ffn_dim": 20, "max_position_embeddings": 16},
+    ),
+    "youtu": ("youtu", DEEPSEEK),
 }
 
 
+class _InFloat64(overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+    """Mode in which what a module asks of PyTorch in float32 is done in float64."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        function = torch.Tensor.double if function is torch.Tensor.float else function
+        wide = [torch.float64 if value is torch.float32 else value for value in args]
+        named = {
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in (kwargs or {}).items()
+        }
+        return function(*wide, **named)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Norms, angles and scores that transformers has in float32 whatever a module's dtype."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _InFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def configuration(case: str) -> Any:
+    """Configuration of a case; without a token for padding, whose embedding would not learn."""
     model_type, values = CASES[case]
-    return transformers.AutoConfig.for_model(model_type, **values)
+    config = transformers.AutoConfig.for_model(model_type, **{"pad_token_id": None} | values)
+    config._experts_implementation = "eager"  # the grouped product is not for float64
+    return config
 
 
 def lively(config: Any) -> Any:
-    """A module of random values, norms and biases too, so that no parameter is idle."""
+    """A module of random float64 values, norms and biases too, so that no parameter is idle."""
     config._attn_implementation = "eager"  # whose products PyTorch counts once
     torch.manual_seed(1)
-    module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with in_float64():
+        module = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             centre = 1.0 if "norm" in name or "ln_" in name else 0.0
@@ -230,5 +438,7 @@ def lively(config: Any) -> Any:
 def imported(config: Any, module: Any, folder: Path, **changes: Any) -> Graph:
     config.architectures = [type(module).__name__]
     (folder / "config.json").write_text(config.to_json_string())
-    spec = read_config(folder, seq_len=SEQ_LEN)
-    return build(msgspec.structs.replace(spec, config=spec.config | changes), BATCH)
+    spec = read_config(folder, seq_len=SEQ_LEN, precision="fp64")
+    if spec.family == "decoder":
+        spec = msgspec.structs.replace(spec, config=spec.config | changes)
+    return build(spec, BATCH)

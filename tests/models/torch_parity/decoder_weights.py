@@ -18,7 +18,9 @@ from millrace.models.graph import Graph
 Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value
 Rule = Callable[[Array, Any], Parts]
 
-LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)")
+LAYER = re.compile(
+    r"(?:(?:model|model\.decoder|gpt_neox|biogpt)\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
+)
 
 
 def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[str, Array]:
@@ -32,8 +34,9 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
             part, _, kind = inner.rpartition(".")
         elif inner.endswith("_bias"):
             kind = "bias"
+        part = part.removeprefix("attn.attention.")
         for ours, array in RULES[part](value, config).items():
-            full = f"{block}{ours}.{kind}"
+            full = f"{block}{ours}" if "alpha" in ours else f"{block}{ours}.{kind}"
             variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
     return variables
 
@@ -43,7 +46,9 @@ def shifted(name: str, value: Array, config: Any) -> Array:
 
     Gemma's norms multiply by one plus their weight.
     """
-    if config.model_type.startswith("gemma") and "norm" in name:
+    if config.model_type == "nemotron" and "norm" in name:
+        return value + name.endswith("weight")
+    if "gemma" in config.model_type and "norm" in name:
         return value + 1
     return value
 
@@ -58,18 +63,38 @@ def same(ours: str) -> Rule:
 
 def queries_keys_values(value: Array, config: Any) -> Parts:
     """[(c h d), k] or a bias; GPT-2 keeps [k, (c h d)]."""
-    parts = np.split(value, 3, axis=-1 if config.model_type == "gpt2" else 0)
-    if config.model_type != "gpt2":
+    parts = np.split(value, 3, axis=-1 if config.model_type in GPTS else 0)
+    if config.model_type not in GPTS:
         parts = [part.T for part in parts]
     return dict(zip(("attn.q", "attn.k", "attn.v"), parts, strict=True))
 
 
 def by_heads(value: Array, config: Any) -> Parts:
-    """[(h c d), k] or a bias."""
+    """[(h c d), k] or a bias; Falcon's new form has a key and a value for several queries."""
+    if getattr(config, "multi_query", False):
+        return by_groups(value, config)
     heads = value.reshape(config.num_attention_heads, 3, -1, *value.shape[1:])
     return {
         f"attn.{part}": heads[:, position].reshape(-1, *value.shape[1:]).T
         for position, part in enumerate(("q", "k", "v"))
+    }
+
+
+def by_groups(value: Array, config: Any) -> Parts:
+    """[(g (r + 2) d), k]: the queries of a group, its key, its value."""
+    groups = config.num_kv_heads if config.new_decoder_architecture else 1
+    dim = config.hidden_size // config.num_attention_heads
+    rows = value.reshape(groups, -1, dim, *value.shape[1:])
+    parts = {"q": rows[:, :-2], "k": rows[:, -2], "v": rows[:, -1]}
+    return {f"attn.{part}": rows.reshape(-1, *value.shape[1:]).T for part, rows in parts.items()}
+
+
+def in_quarters(value: Array, config: Any) -> Parts:
+    """[(4 c d'), k]: CodeGen keeps a quarter of the queries, values and keys by turns."""
+    rows = value.reshape(4, 3, -1, value.shape[1])
+    return {
+        f"attn.{part}": rows[:, place].reshape(-1, value.shape[1]).T
+        for place, part in enumerate(("q", "v", "k"))
     }
 
 
@@ -86,20 +111,62 @@ def halves(value: Array, config: Any) -> Parts:
     return {"mlp.gate": gate.T, "mlp.up": up.T}
 
 
+INPUTS_FIRST = ("gpt_oss", "llama4_text", "aria_text")  # whose experts are [inputs, outputs]
+GPTS = ("gpt2", "openai-gpt")  # whose linear layers are [inputs, outputs]
+NORM_BEHIND_ATTENTION = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "flex_olmo", "afmoe")
+
+
 def second_norm(value: Array, config: Any) -> Parts:
-    return {"attn.post" if config.model_type.startswith("gemma") else "ln2": value}
+    return {"attn.post" if config.model_type in NORM_BEHIND_ATTENTION else "ln2": value}
+
+
+def attention_in(value: Array, config: Any) -> Parts:
+    """GPT-2's and StarCoder's one product for queries, keys and values, transposed in GPT-2."""
+    if config.model_type in GPTS:
+        return queries_keys_values(value, config)
+    dim = config.hidden_size // config.num_attention_heads
+    keys = dim if config.multi_query else config.hidden_size
+    if not config.multi_query:
+        rows = value.reshape(config.num_attention_heads, 3, dim, *value.shape[1:])
+        parts = [rows[:, part].reshape(-1, *value.shape[1:]) for part in range(3)]
+    else:
+        parts = np.split(value, [config.hidden_size, config.hidden_size + keys])
+    return {f"attn.{name}": part.T for name, part in zip("qkv", parts, strict=True)}
+
+
+def second_layer(ours: str, gpt2: str = "") -> Rule:
+    """[outputs, inputs], or [inputs, outputs] in GPTs; the zoo's GPT has names of its own."""
+    return lambda value, config: {
+        gpt2 if gpt2 and config.model_type == "gpt2" else ours: (
+            value if config.model_type in GPTS else value.T
+        )
+    }
 
 
 def expert_halves(value: Array, config: Any) -> Parts:
     if config.model_type == "gpt_oss":  # a feature of each in turn
         return {"experts.gate": value[..., ::2], "experts.up": value[..., 1::2]}
-    inputs_first = value if config.model_type == "llama4_text" else value.transpose(0, 2, 1)
+    inputs_first = value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
     gate, up = np.split(inputs_first, 2, axis=2)
     return {"experts.gate": gate, "experts.up": up}
 
 
+def keys_alone(value: Array, config: Any) -> Parts:
+    return {"attn.k": halves_swapped(value, config).T}
+
+
+def halves_swapped(value: Array, config: Any) -> Array:
+    """[(h d), k] with the halves of a head swapped in NanoChat, which turns the other way round."""
+    if config.model_type != "nanochat":
+        return value
+    half = config.hidden_size // config.num_attention_heads // 2
+    rows = value.reshape(-1, 2, half, *value.shape[1:])
+    return rows[:, ::-1].reshape(value.shape)
+
+
 def turned_first(value: Array, config: Any) -> Parts:
     """[(h d), k] with the features that turn behind the others; with us they come first."""
+    value = halves_swapped(value, config)
     if not hasattr(config, "qk_nope_head_dim"):
         return {"attn.q": value.T}
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
@@ -123,39 +190,92 @@ def keys_and_values(value: Array, config: Any) -> Parts:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte"), same("embedding.tokens")
+        (
+            *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
+            *("transformer.word_embeddings", "model.decoder.embed_tokens"),
+            *("transformer.tokens_embed", "transformer.w"),
+        ),
+        same("embedding.tokens"),
     ),
-    "transformer.wpe": same("embedding.positions"),
+    **dict.fromkeys(
+        (
+            *("transformer.wpe", "model.decoder.embed_positions", "biogpt.embed_positions"),
+            "transformer.positions_embed",
+        ),
+        same("embedding.positions"),
+    ),
+    "transformer.word_embeddings_layernorm": same("embedding.ln"),
     **dict.fromkeys(
         (
             *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
             *("transformer.ln_f", "transformer.norm_f"),
+            *("model.decoder.final_layer_norm", "biogpt.layer_norm"),
+            *("model.layer_norm", "transformer.layernorm"),
         ),
         same("head.ln"),
     ),
     "lm_head": linear("head.logits"),
-    **dict.fromkeys(("input_layernorm", "ln_1", "norm_1"), same("ln1")),
-    **dict.fromkeys(("ln_2", "norm_2", "pre_feedforward_layernorm"), same("ln2")),
+    **dict.fromkeys(
+        (
+            *("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"),
+            *("attention_layernorm", "layernorm1"),
+        ),
+        same("ln1"),
+    ),
+    **dict.fromkeys(
+        (
+            *("ln_2", "norm_2", "pre_feedforward_layernorm", "final_layer_norm", "ln_mlp"),
+            *("pre_mlp_layernorm", "feedforward_layernorm", "layernorm2"),
+        ),
+        same("ln2"),
+    ),
+    **dict.fromkeys(("post_self_attn_layernorm", "post_norm1"), same("attn.post")),
+    **dict.fromkeys(("post_mlp_layernorm", "post_norm2"), same("mlp.post")),
     "post_attention_layernorm": second_norm,
     "post_feedforward_layernorm": same("mlp.post"),
     "self_attn.sinks": same("attn.sinks"),
     "self_attn.q_proj": turned_first,
     "self_attn.q_b_proj": turned_first,
-    "self_attn.k_proj": linear("attn.k"),
+    "self_attn.k_proj": keys_alone,
     "self_attn.v_proj": linear("attn.v"),
     **dict.fromkeys(
-        ("self_attn.o_proj", "self_attn.dense", "attention.dense", "attn.out_proj"),
+        (
+            *("self_attn.o_proj", "self_attn.dense", "attention.dense", "attn.out_proj"),
+            *("self_attn.out_proj", "self_attention.dense", "out_proj"),
+        ),
         linear("attn.out"),
     ),
-    **dict.fromkeys(("self_attn.q_norm", "self_attn.q_layernorm"), same("attn.q.norm")),
-    **dict.fromkeys(("self_attn.k_norm", "self_attn.k_layernorm"), same("attn.k.norm")),
+    **dict.fromkeys(
+        ("self_attn.q_norm", "self_attn.q_layernorm", "self_attn.query_layernorm"),
+        same("attn.q.norm"),
+    ),
+    **dict.fromkeys(
+        ("self_attn.k_norm", "self_attn.k_layernorm", "self_attn.key_layernorm"),
+        same("attn.k.norm"),
+    ),
     "self_attn.qkv_proj": grouped,
     "attention.query_key_value": by_heads,
     "attn.Wqkv": queries_keys_values,
-    "attn.c_attn": queries_keys_values,
-    "attn.c_proj": same("attn.out"),
-    "mlp.c_fc": same("mlp.fc1"),
-    "mlp.c_proj": same("mlp.fc2"),
+    "attn.c_attn": attention_in,
+    "attn.c_proj": second_layer("attn.out"),
+    "mlp.c_fc": second_layer("mlp.up", gpt2="mlp.fc1"),
+    "mlp.c_proj": second_layer("mlp.down", gpt2="mlp.fc2"),
+    **{name: linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
+    **{f"attn.{name}": linear(f"attn.{name[0]}") for name in ("q_proj", "k_proj", "v_proj")},
+    "attn.qkv_proj": in_quarters,
+    **{f"multi_head_attention.W{name}": linear(f"attn.{name}") for name in "qkv"},
+    "multi_head_attention.dense": linear("attn.out"),
+    "ffn.0": linear("mlp.up"),
+    "ffn.2": linear("mlp.down"),
+    "self_attn.query_key_value": by_heads,
+    "self_attention.query_key_value": by_heads,
+    "self_attn.gate_proj": linear("attn.gate"),
+    "self_attn.g_proj": linear("attn.gate"),
+    "mlp.act_fn.alpha_p": same("mlp.active.alpha_p"),
+    "mlp.act_fn.alpha_n": same("mlp.active.alpha_n"),
+    "mlp.post_mlp_layernorm": same("experts.norm"),
+    "self_attn.attn_sub_norm": same("attn.norm"),
+    "mlp.ffn_sub_norm": same("mlp.norm"),
     "self_attn.q_a_proj": linear("attn.q.latent"),
     "self_attn.q_a_layernorm": same("attn.q.latent.norm"),
     "self_attn.kv_a_proj_with_mqa": latent_and_shared,
@@ -165,35 +285,62 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("mlp.up_proj", "mlp.fc1", "mlp.dense_h_to_4h", "ffn.up_proj"),
-            "feed_forward.up_proj",
+            *("feed_forward.up_proj", "mlp.fc_in", "fc1"),
         ),
         linear("mlp.up"),
     ),
     **dict.fromkeys(
         (
             *("mlp.down_proj", "mlp.fc2", "mlp.dense_4h_to_h", "ffn.down_proj"),
-            "feed_forward.down_proj",
+            *("feed_forward.down_proj", "mlp.fc_out", "fc2"),
         ),
         linear("mlp.down"),
     ),
     "mlp.gate_up_proj": halves,
-    **dict.fromkeys(("mlp.gate", "mlp.router", "feed_forward.router"), linear("experts.router")),
     **dict.fromkeys(
         (
+            *("mlp.gate", "mlp.router", "feed_forward.router", "block_sparse_moe.router"),
+            *("mlp.router.gate", "mlp.gate.wg"),
+        ),
+        linear("experts.router"),
+    ),
+    **dict.fromkeys(
+        (
+            "block_sparse_moe.experts.gate_up_proj",
             *("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"),
             "feed_forward.experts.gate_up_proj",
         ),
         expert_halves,
     ),
-    "mlp.experts.down_proj": lambda value, config: {
-        "experts.down": value if config.model_type == "gpt_oss" else value.transpose(0, 2, 1)
-    },
+    **dict.fromkeys(
+        ("mlp.experts.down_proj", "block_sparse_moe.experts.down_proj"),
+        lambda value, config: {
+            "experts.down": (
+                value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
+            )
+        },
+    ),
+    "shared_mlp.input_linear": lambda value, config: dict(
+        zip(("shared.gate", "shared.up"), (half.T for half in np.split(value, 2)), strict=True)
+    ),
+    "shared_mlp.output_linear": linear("shared.down"),
+    **dict.fromkeys(
+        (
+            *("mlp.expert_bias", "mlp.gate.moe_statics.e_score_correction_bias"),
+            "mlp.gate.e_score_correction_bias",
+        ),
+        same("experts.correction"),
+    ),
+    "mlp.shared_expert_gate": linear("shared.open"),
     **dict.fromkeys(
         ("mlp.experts.down_proj_bias", "feed_forward.experts.down_proj"), same("experts.down")
     ),
     **{
         f"{experts}.{part}_proj": linear(f"shared.{part}")
-        for experts in ("mlp.shared_experts", "feed_forward.shared_expert")
+        for experts in (
+            *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert"),
+            "mlp.shared_mlp",
+        )
         for part in ("gate", "up", "down")
     },
 }

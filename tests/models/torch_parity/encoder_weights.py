@@ -9,10 +9,14 @@ from typing import NamedTuple
 
 
 class TorchParameter(NamedTuple):
-    """A parameter by its name in torch; `transposed`: the zoo keeps inputs first."""
+    """A parameter by its name in torch; `transposed`: the zoo keeps inputs first.
+
+    Rows of `unused` come last in the zoo.
+    """
 
     name: str
     transposed: bool = False
+    unused: int = 0
 
 
 Table = dict[str, TorchParameter]
@@ -57,6 +61,20 @@ def bert(layers: int, *, next_sentence: bool, tied: bool = True) -> Table:
     if next_sentence:
         table |= linear("head.pooler", "bert.pooler.dense")
         table |= linear("head.follows", "cls.seq_relationship")
+    return table
+
+
+def roberta(layers: int, prefix: str, *, padding: int) -> Table:
+    """BERT's table under other names; the first rows of positions are for padding."""
+    names = {"bert.": f"{prefix}.", "cls.predictions.transform.dense": "lm_head.dense"}
+    names |= {"cls.predictions.transform.LayerNorm": "lm_head.layer_norm"}
+    names["cls.predictions.bias"] = "lm_head.bias"
+    table = {}
+    for ours, (name, transposed, _) in bert(layers, next_sentence=False).items():
+        for old, new in names.items():
+            name = name.replace(old, new) if name.startswith(old) else name
+        unused = padding + 1 if ours == "embedding.positions.weight" else 0
+        table[ours] = TorchParameter(name, transposed, unused)
     return table
 
 

@@ -44,7 +44,7 @@ def run_ours(graph: Graph, values: Arrays, inputs: Arrays) -> tuple[float, dict[
     """
     training = training_graph(graph, TrainingSpec(optimizer="sgd", weight_decay=0.0))
     reference = Reference(training, 1, GivenDataset(inputs), 0)
-    assert set(reference.variables) == set(values)
+    assert set(reference.variables) == set(values), set(reference.variables) ^ set(values)
     for name, value in values.items():
         assert reference.values[name].shape == value.shape, name
         np.copyto(reference.values[name], value)
@@ -54,16 +54,27 @@ def run_ours(graph: Graph, values: Arrays, inputs: Arrays) -> tuple[float, dict[
 
 
 def assert_same(
-    graph: Graph, values: Arrays, inputs: Arrays, loss: float, gradients: Arrays
+    graph: Graph,
+    values: Arrays,
+    inputs: Arrays,
+    loss: float,
+    gradients: Arrays,
+    *,
+    tolerance: float = TOLERANCE,
 ) -> None:
     """Assert that loss and every gradient are those that another library found."""
     our_loss, ours = run_ours(graph, values, inputs)
-    assert our_loss == pytest.approx(loss, rel=TOLERANCE)
-    noise = NOISE * max(np.abs(gradient).max() for gradient in gradients.values())
+    assert our_loss == pytest.approx(loss, rel=tolerance)
+    noise = (
+        NOISE
+        * tolerance
+        / TOLERANCE
+        * max(np.abs(gradient).max() for gradient in gradients.values())
+    )
     wrong = {}
     for name, gradient in gradients.items():
         error = np.abs(ours[name] - gradient).max()
-        if not error <= TOLERANCE * np.abs(gradient).max() + noise:
+        if not error <= tolerance * np.abs(gradient).max() + noise:
             wrong[name] = f"{error:.3g} of {np.abs(gradient).max():.3g}"
     assert not wrong, wrong
 

@@ -1,5 +1,6 @@
 """Configurations of decoders have exactly the parameters that transformers gives them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.models.importers.huggingface import read_config
+from millrace.models.importers.huggingface.decoder_types import decoder_types
 from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 
 torch = optional("torch")
 transformers = optional("transformers")
+CONFIG_MAPPING = transformers.models.auto.CONFIG_MAPPING
+AUTO_CLASSES = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -234,9 +238,40 @@ def test_unusual_sizes_have_exactly_the_parameters_of_transformers(
     assert ours(model_type, values, tmp_path) == counted(model_type, values)
 
 
-@pytest.mark.parametrize("model_type", UNUSUAL)
+WITHOUT_DEFAULTS = {  # types of which no model is made by default, and what makes one
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+}
+
+
+@pytest.mark.parametrize("model_type", [name for name in decoder_types() if name in AUTO_CLASSES])
 def test_what_transformers_writes_is_read_back(model_type: str, tmp_path: Path) -> None:
-    values = {"head_dim": 128} if model_type == "glm4_moe" else {}  # by default 21 features turn
+    values = WITHOUT_DEFAULTS.get(model_type, {})
     config = transformers.AutoConfig.for_model(model_type, **values)
     config.save_pretrained(tmp_path)
-    assert build(read_config(tmp_path), 1).parameter_count == counted(model_type, values)
+    assert build(read_config(tmp_path, seq_len=64), 1).parameter_count == counted(
+        model_type, values
+    )
+
+
+@pytest.mark.parametrize("model_type", [name for name in decoder_types() if name in AUTO_CLASSES])
+def test_a_type_has_the_defaults_of_its_configuration_class(model_type: str) -> None:
+    row = decoder_types()[model_type]
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(CONFIG_MAPPING[model_type])
+        if field.default is not dataclasses.MISSING
+    }
+    read = {row.names.get(name, name): value for name, value in row.keys.items()}
+    wrong = {
+        name: (read.get(row.names.get(name, name)), value)
+        for name, value in defaults.items()
+        if row.names.get(name, name) in read
+        and value is not None
+        and read[row.names.get(name, name)] != value
+    }
+    assert not wrong

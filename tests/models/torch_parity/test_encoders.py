@@ -54,20 +54,21 @@ def compare(
         loss = model(**arguments).loss
     with flop_counter.FlopCounterMode(display=False) as backward, math_attention():
         (loss * count).backward()
-    parameters = dict(model.named_parameters())
-    assert {parameter.name for parameter in table.values()} == set(parameters)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    named = {id(parameters[parameter.name]) for parameter in table.values()}
+    assert named == {id(parameter) for parameter in model.parameters()}
     graph = build(spec, BATCH)
     flops = forward.get_total_flops()
     assert model_flops(graph) == flops
     assert model_flops(training_graph(graph, TrainingSpec())) == flops + backward.get_total_flops()
     values, gradients = {}, {}
-    for ours, (name, transposed) in table.items():
+    for ours, (name, transposed, unused) in table.items():
         shape = graph.tensor(ours).shape
         theirs = parameters[name]
         # Nothing reads one bias of untied BERT, so it has no gradient.
         gradient = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
-        values[ours] = moved(theirs, transposed, shape)
-        gradients[ours] = moved(gradient, transposed, shape)
+        values[ours] = np.roll(moved(theirs, transposed, shape), -unused, axis=0)
+        gradients[ours] = np.roll(moved(gradient, transposed, shape), -unused, axis=0)
     assert_same(graph, values, inputs, loss.item() * count, gradients)
 
 
@@ -96,6 +97,38 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
+PADDING = 1
+BERT: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 15,
+    "layer_norm_eps": 1e-5,
+}
+
+
+def masked_samples() -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Samples of masked tokens, none of which is that for padding, and a module's arguments."""
+    draw = generator()
+    targets = np.full((BATCH, SEQ_LEN), -1)
+    for row in targets:
+        row[draw.permutation(SEQ_LEN)[:MASKED]] = draw.integers(0, 23, MASKED)
+    samples: dict[str, NDArray[Any]] = {
+        "masked_tokens": draw.integers(PADDING + 1, 23, (BATCH, SEQ_LEN)),
+        "masked_targets": targets,
+        "segments": draw.integers(0, 2, (BATCH, SEQ_LEN)),
+        "next_sentence": draw.integers(0, 2, BATCH),
+    }
+    given: dict[str, NDArray[Any]] = {
+        "input_ids": samples["masked_tokens"],
+        "token_type_ids": samples["segments"],
+        "labels": np.where(targets < 0, -100, targets),
+    }
+    return samples, given
+
+
 @pytest.mark.parametrize(
     ("next_sentence", "changes"),
     [
@@ -107,41 +140,39 @@ def generator() -> np.random.Generator:
 def test_bert_trains_as_in_transformers(
     next_sentence: bool, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = transformers.BertConfig(
-        vocab_size=23,
-        hidden_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=20,
-        max_position_embeddings=15,
-        layer_norm_eps=1e-5,
-        pad_token_id=None,
-        **changes,
-    )
+    config = transformers.BertConfig(**BERT, pad_token_id=None, **changes)
     architecture = "BertForPreTraining" if next_sentence else "BertForMaskedLM"
     model = lively(getattr(transformers, architecture)(config))
     spec = imported(config, architecture, tmp_path, SEQ_LEN)
     spec = msgspec.structs.replace(spec, config=spec.config | {"masked": MASKED})
-    draw = generator()
-    targets = np.full((BATCH, SEQ_LEN), -1)
-    for row in targets:
-        row[draw.permutation(SEQ_LEN)[:MASKED]] = draw.integers(0, 23, MASKED)
-    samples = {
-        "masked_tokens": draw.integers(0, 23, (BATCH, SEQ_LEN)),
-        "masked_targets": targets,
-        "segments": draw.integers(0, 2, (BATCH, SEQ_LEN)),
-        "next_sentence": draw.integers(0, 2, BATCH),
-    }
-    given = {
-        "input_ids": samples["masked_tokens"],
-        "token_type_ids": samples["segments"],
-        "labels": np.where(targets < 0, -100, targets),
-    }
+    samples, given = masked_samples()
     if next_sentence:
         given["next_sentence_label"] = samples["next_sentence"]
     tied = changes.get("tie_word_embeddings", True)
     table = encoder_weights.bert(2, next_sentence=next_sentence, tied=tied)
     compare(model, spec, table, samples, given, BATCH * MASKED)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "prefix"),
+    [
+        ("camembert", "roberta"),
+        ("data2vec-text", "data2vec_text"),
+        ("ernie", "ernie"),
+        ("roberta", "roberta"),
+        ("xlm-roberta", "roberta"),
+    ],
+)
+def test_kin_of_bert_train_as_in_transformers(model_type: str, prefix: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **BERT, pad_token_id=PADDING)
+    model = lively(transformers.AutoModelForMaskedLM.from_config(config))
+    spec = imported(config, type(model).__name__, tmp_path, SEQ_LEN)
+    spec = msgspec.structs.replace(spec, config=spec.config | {"masked": MASKED})
+    table = encoder_weights.roberta(2, prefix, padding=PADDING)
+    if model_type == "ernie":
+        bert = encoder_weights.bert(2, next_sentence=False).items()
+        table = {ours: row._replace(name=row.name.replace("bert.", "ernie.")) for ours, row in bert}
+    compare(model, spec, table, *masked_samples(), BATCH * MASKED)
 
 
 @pytest.mark.parametrize(
