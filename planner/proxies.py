@@ -58,6 +58,9 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("biased_attention", Like("attention", 1.1)),
     _same("biased_attention_grad", Like("attention_grad", 1.1)),
     _same("attention_round", Like("attention")),
+    _same("causal_conv1d causal_conv1d_grad_input causal_conv1d_grad_weight", Like("mul", 8.0)),
+    _same("state_space_scan delta_rule", Like("matmul", 28.0)),
+    _same("state_space_scan_grad delta_rule_grad", Like("matmul", 66.0)),
     _same("attention_grad_round", Like("attention_grad")),
 )
 

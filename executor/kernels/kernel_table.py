@@ -63,7 +63,13 @@ from millrace.executor.kernels.rows.rms_norm import (
     rms_norm_grad_weight,
 )
 from millrace.executor.kernels.rows.softmax import softmax, softmax_grad
+from millrace.executor.kernels.sequence.causal_convolution import (
+    causal_conv1d,
+    causal_conv1d_grad_input,
+    causal_conv1d_grad_weight,
+)
 from millrace.executor.kernels.sequence.embedding import embedding, embedding_grad
+from millrace.executor.kernels.sequence.recurrence import recurrence, recurrence_grad
 from millrace.executor.kernels.sequence.relative_bias import relative_bias, relative_bias_grad
 from millrace.executor.kernels.sequence.rotary import rotary
 from millrace.executor.kernels.source import constant, fill, input_
@@ -81,11 +87,16 @@ KERNELS: dict[str, KernelFactory] = (
         "arc_margin_grad": arc_margin_grad,
         "broadcast": broadcast,
         "cast": cast,
+        "causal_conv1d": causal_conv1d,
+        "causal_conv1d_grad_input": causal_conv1d_grad_input,
+        "causal_conv1d_grad_weight": causal_conv1d_grad_weight,
         "concat": concat,
         "constant": constant,
         "count_valid": count_valid,
         "cross_entropy": cross_entropy,
         "cross_entropy_grad": cross_entropy_grad,
+        "delta_rule": recurrence,
+        "delta_rule_grad": recurrence_grad,
         "dropout": dropout,
         "embedding": embedding,
         "embedding_grad": embedding_grad,
@@ -125,6 +136,8 @@ KERNELS: dict[str, KernelFactory] = (
         "softmax": softmax,
         "softmax_grad": softmax_grad,
         "squared_sum": squared_sum,
+        "state_space_scan": recurrence,
+        "state_space_scan_grad": recurrence_grad,
         "step_totals": step_totals,
         "sum": sum_,
         "swiglu": swiglu,

@@ -1,4 +1,4 @@
-"""Layer gradients: rules of norms, embeddings, attention, convolution, pooling and experts."""
+"""Layer gradients: rules of norms, embeddings, attention, recurrences, images and experts."""
 
 from millrace.models.gradients.tape import Gradients, Tape
 from millrace.models.graph import Op
@@ -116,8 +116,16 @@ def masked_softmax(tape: Tape, op: Op, dy: str) -> Gradients:
     return tape.emit(op, 0, "masked_softmax_grad", read, labels, attributes=attributes)
 
 
+def recurrence(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Gradients of `state_space_scan` or `delta_rule`: one op goes through the states again."""
+    expression = parse(op.labels)
+    inputs, outputs = expression.inputs, expression.outputs
+    labels = write((*inputs, *outputs), inputs, expression.whole_labels)
+    return tape.emit(op, 0, f"{op.kind}_grad", (*op.inputs, dy), labels, suffix="grad_input")
+
+
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradients of `conv`, by two ops as those of a product."""
+    """Gradients of `conv` or `causal_conv1d`, by two ops as those of a product."""
     expression = parse(op.labels)
     (x, weight), (out,), whole_labels = (
         expression.inputs,
@@ -128,10 +136,10 @@ def conv(tape: Tape, op: Op, dy: str) -> Gradients:
     dw: str | None = None
     if tape.requires_grad(op.inputs[0]):
         labels = write((out, weight), (x,), whole_labels)
-        (dx,) = tape.emit(op, 0, "conv_grad_input", (dy, op.inputs[1]), labels)
+        (dx,) = tape.emit(op, 0, f"{op.kind}_grad_input", (dy, op.inputs[1]), labels)
     if tape.requires_grad(op.inputs[1]):
         labels = write((x, out), (weight,), whole_labels)
-        (dw,) = tape.emit(op, 1, "conv_grad_weight", (op.inputs[0], dy), labels)
+        (dw,) = tape.emit(op, 1, f"{op.kind}_grad_weight", (op.inputs[0], dy), labels)
     return dx, dw
 
 

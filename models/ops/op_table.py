@@ -7,7 +7,14 @@ from typing import NamedTuple
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph, Phase
 from millrace.models.labels import Shape, bind, parse
-from millrace.models.ops import arithmetic_ops, expert_ops, layer_ops, pointwise_ops, structure_ops
+from millrace.models.ops import (
+    arithmetic_ops,
+    expert_ops,
+    layer_ops,
+    pointwise_ops,
+    recurrence_ops,
+    structure_ops,
+)
 from millrace.models.ops.kind import Attributes, OpKind
 from millrace.models.ops.windows import window_fractions
 
@@ -18,6 +25,7 @@ OPS: dict[str, OpKind] = {
         arithmetic_ops.ROWS,
         pointwise_ops.ROWS,
         layer_ops.ROWS,
+        recurrence_ops.ROWS,
         expert_ops.ROWS,
     )
     for kind in rows

@@ -1,4 +1,18 @@
-"""Memory-bound ops: the time that they take, by the bytes that they read and write."""
+"""Memory-bound ops: the time that they take, by the bytes that they read and write.
+
+Recurrences are among them: their kernels go through a sequence chunk by chunk, one after the other,
+and hand states and products of a chunk on through memory. So their time follows their operands, at
+a share of what the memory reaches: twice as wide heads take twice as long, though their states have
+four times as many numbers.
+
+Notes
+-----
+The shares of recurrences are fitted on flash-linear-attention's times in bf16 on a B200, of four
+shapes of 4k to 32k tokens and 16 to 96 heads of 128 or 256 features (pytorch/helion,
+examples/linear/BENCHMARKS.md, 2026-07, columns "fla"; "retention" for the scan): each is met within
+30 %. By the scan's share an A100 takes as long for 64 features as for causal attention to 2,000
+tokens: so do Dao and Gu, arXiv 2405.21060 (2024), figure 10.
+"""
 
 import numpy as np
 
@@ -6,6 +20,7 @@ from millrace.models.arrays import Floats
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import OPS
 from millrace.planner.cluster import Device, Software
+from millrace.planner.costs.gemm import ITEM_BYTES
 from millrace.planner.costs.op_batch import OpFirings
 
 # An op takes so long on the device beside its work: kernels begin and end without moving bytes, and
@@ -25,6 +40,19 @@ GROUPED = 0.0
 
 # Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
 SAME_PASS = frozenset({"channel_squares"})
+
+# Share of the bandwidth that a memory reaches at which the operands of a recurrence seem to move.
+RECURRENCE_RATES = {
+    "state_space_scan": 0.257,
+    "state_space_scan_grad": 0.107,
+    "delta_rule": 0.133,
+    "delta_rule_grad": 0.066,
+}
+
+# The same where every row of a state has a decay of its own (Kimi delta attention).
+ROW_DECAY_RATES = {"delta_rule": 0.089, "delta_rule_grad": 0.040}
+
+_KEY, _VALUE, _DECAY = 1, 2, 3  # inputs of a recurrence
 
 
 def kernel_ns(device: Device) -> int:
@@ -49,6 +77,21 @@ def memory_bound_seconds(firings: OpFirings, device: Device, software: Software)
         fusion = 0.0
     moved: Floats = firings.bytes * np.float64(fusion)
     return moved / bandwidth_bytes_per_s(device)
+
+
+def recurrence_seconds(firings: OpFirings, device: Device) -> Floats:
+    """Seconds of a recurrence; every head reads the queries and keys of its group for itself."""
+    operands = [
+        [label for dim in operand for label in dim] for operand in parse(firings.labels).operands
+    ]
+    heads = operands[_VALUE][:-1]
+    points = np.zeros(np.shape(firings.bytes))
+    for operand in operands:
+        points = points + firings.size(dict.fromkeys((*heads, *operand)))
+    by_row = operands[_KEY][-1] in operands[_DECAY]
+    rate = (ROW_DECAY_RATES if by_row else RECURRENCE_RATES)[firings.kind]
+    moved: Floats = points * ITEM_BYTES.get(firings.precision, 4)
+    return moved / (bandwidth_bytes_per_s(device) * rate)
 
 
 def _of_experts(labels: str) -> bool:

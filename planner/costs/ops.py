@@ -5,8 +5,8 @@ Where the device was measured its table is interpolated: that of the op's form w
 beside it), else that of its kind, and of its precision before one
 of none (`kind/form@precision`, `kind/form`, `kind@precision`, `kind`); for a kind that no profile
 times, that of its like, see `millrace.planner.proxies`. Elsewhere products cost tiles and waves
-(`products`), attention what a flash kernel does (`attention`), never less than their bytes, and all
-other ops their bytes (`traffic`).
+(`products`), attention what a flash kernel does (`attention`), never less than their bytes,
+recurrences several times their bytes, and all other ops their bytes (`traffic`).
 
 Shapes: arrays [firings], see `millrace.planner.costs.op_batch`; nanoseconds are whole.
 """
@@ -29,9 +29,11 @@ from millrace.planner.costs.gemm import (
     winograd_speed,
 )
 from millrace.planner.costs.memory_bound import (
+    RECURRENCE_RATES,
     bandwidth_bytes_per_s,
     kernel_ns,
     memory_bound_seconds,
+    recurrence_seconds,
 )
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
 from millrace.planner.costs.tables.gpu_tables import (
@@ -191,6 +193,8 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
     moving_s = firings.bytes / bandwidth_bytes_per_s(device)
     if firings.kind in KINDS:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
+    if firings.kind in RECURRENCE_RATES:
+        return recurrence_seconds(firings, device)
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
     product_s = product_seconds(sizes_of(firings), firings.precision, device)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.models.labels import parse, shape_of
 from millrace.models.ops import OPS
 from millrace.planner.cluster import Device, Software
 from millrace.planner.clusters import device, names
@@ -313,6 +314,42 @@ def test_the_smallest_kernel_takes_its_launch_and_ramps() -> None:
         assert duration_ns == 900 + RAMP_NS + 1
 
 
+def recurrence_ns(kind: str, decay: str, heads: int, size: int, tokens: int) -> int:
+    """Duration of a recurrence of equal queries, keys and values on a B200 in bf16."""
+    key, value = "b t! g n!", "b t! g r p"
+    given = f"{key}, {key}, {value}, {decay}" + ", b t! g r" * kind.startswith("delta")
+    labels = f"{given}, {value} -> {given}" if kind.endswith("grad") else f"{given} -> {value}"
+    sizes = {"b": 1, "t": tokens, "g": heads, "r": 1, "n": size, "p": size}
+    expression = parse(labels)
+    inputs, outputs = (
+        [shape_of(operand, sizes) for operand in side]
+        for side in (expression.inputs, expression.outputs)
+    )
+    dtypes = (BF16,) * len(inputs), (BF16,) * len(outputs)
+    return op_ns(kind, labels, {}, inputs, outputs, *dtypes, device("b200"))
+
+
+# Times of flash-linear-attention on a B200 (pytorch/helion, examples/linear/BENCHMARKS.md,
+# 2026-07): retention, gated delta rule and KDA, forward, and forward with backward less forward.
+@pytest.mark.parametrize(
+    ("kind", "decay", "size", "milliseconds"),
+    [
+        ("state_space_scan", "b t! g r", 128, 0.613),
+        ("state_space_scan_grad", "b t! g r", 128, 3.300 - 0.613),
+        ("delta_rule", "b t! g r", 128, 1.204),
+        ("delta_rule_grad", "b t! g r", 128, 5.388 - 1.204),
+        ("delta_rule", "b t! g r n!", 128, 2.241),
+        ("delta_rule_grad", "b t! g r n!", 128, 11.204 - 2.241),
+    ],
+)
+def test_a_recurrence_takes_as_long_as_published_kernels(
+    kind: str, decay: str, size: int, milliseconds: float
+) -> None:
+    duration_ns = recurrence_ns(kind, decay, 96, size, 8192)
+    assert duration_ns == pytest.approx(milliseconds * 1e6, rel=0.15)
+    assert recurrence_ns(kind, decay, 48, 2 * size, 8192) == pytest.approx(duration_ns, rel=0.02)
+
+
 # Kinds that no compiler or framework fuses with a neighbour, and why.
 NOT_FUSED = {
     "it computes products": (kind for kind, row in OPS.items() if row.products),
@@ -322,7 +359,10 @@ NOT_FUSED = {
         *("embedding", "embedding_grad", "relative_bias", "relative_bias_grad"),
         *("dispatch", "dispatch_grad", "combine", "combine_grad_input", "combine_grad_weight"),
     ),
-    "it is a kernel of a library": ("max_pool", "max_pool_grad", "avg_pool", "avg_pool_grad"),
+    "it is a kernel of a library": (
+        *("max_pool", "max_pool_grad", "avg_pool", "avg_pool_grad"),
+        *("causal_conv1d", "causal_conv1d_grad_input", "causal_conv1d_grad_weight"),
+    ),
     "it moves shards": ("concat", "narrow", "widen", "fill"),
     "it is a scalar, or comes from the host": (
         *("input", "constant", "count_valid", "learning_rate", "step_totals"),

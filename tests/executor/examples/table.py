@@ -11,6 +11,7 @@ from tests.executor.examples import (
     norms,
     pointwise,
     products,
+    recurrences,
 )
 
 THEMES = (
@@ -21,6 +22,7 @@ THEMES = (
     norms,
     embeddings,
     attention,
+    recurrences,
     losses,
     images,
     experts,

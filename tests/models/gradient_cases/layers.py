@@ -115,6 +115,37 @@ def turned(form: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     return dense(builder, "back", query, "b t g r d, g r d k -> b t k", {"k": K}, std=1.0)
 
 
+def convolved(builder: GraphBuilder, x: str) -> str:
+    """Every feature along the tokens, by a filter with more taps than there are tokens."""
+    weight = builder.parameter("filter", "k j", (K, T + 1), std=1.0)
+    return builder.apply("causal_conv1d", "conv", (x, weight), "b t! k, k j! -> b t! k")
+
+
+def recurrent(kind: str, rows: str, builder: GraphBuilder, x: str) -> str:
+    """A recurrence whose decays are a number of every head, or of every row (label d)."""
+    sizes = {"g": GROUPS, "r": HEADS, "d": QUERY, "u": VALUE}
+
+    def projected(name: str, labels: str) -> str:
+        given = {label: sizes[label] for label in labels.split()}
+        return dense(builder, name, x, f"b t k, k {labels} -> b t {labels}", given, std=1.0)
+
+    query, key, value = projected("q", "g d"), projected("k", "g d"), projected("v", "g r u")
+    labels, attributes = "b t g d! -> b t g d!, b t g", {"epsilon": 1e-6}
+    key = builder.apply("l2_normalize", "unit", (key,), labels, attributes=attributes)
+    head = f"g r{rows}"
+    form = " ".join(["b t", *head.split()])
+    rate = builder.apply("softplus", "rate", (projected("a", head),), f"{form} -> {form}")
+    decay = builder.apply("scale", "decay", (rate,), f"{form} -> {form}", attributes={"factor": -1})
+    inputs = [query, key, value, decay]
+    labels = f"b t! g d!, b t! g d!, b t! g r u, b t! {head}{'!' if rows else ''}"
+    if kind == "delta_rule":
+        beta = builder.apply(
+            "sigmoid", "beta", (projected("beta_of", "g r"),), "b t g r -> b t g r"
+        )
+        inputs, labels = [*inputs, beta], f"{labels}, b t! g r"
+    return _back(builder, builder.apply(kind, "core", tuple(inputs), f"{labels} -> b t! g r u"))
+
+
 def mixture(route: dict[str, Any], builder: GraphBuilder, x: str) -> str:
     """Softmax over experts, the best of them, each a product and an activation."""
     scores = dense(builder, "router", x, "b t k, k e -> b t e", {"e": EXPERTS}, std=1.0)
@@ -163,6 +194,10 @@ CASES: dict[str, Body] = {
     "rotary, neighbours": partial(turned, {"interleaved": True}),
     "rotary, some features": partial(turned, {"dims": 2, "inverse": True}),
     "rotary, stretched": partial(turned, {"scaling": "linear", "factor": 2.0, "amplitude": 1.3}),
+    "causal_conv1d": convolved,
+    "state_space_scan": partial(recurrent, "state_space_scan", ""),
+    "delta_rule": partial(recurrent, "delta_rule", ""),
+    "delta_rule, rows apart": partial(recurrent, "delta_rule", " d"),
     "top_k, dispatch, combine": partial(mixture, PLAIN_ROUTE),
     "top_k, too little room": partial(mixture, PLAIN_ROUTE | {"capacity": 1}),
     "top_k, groups": partial(mixture, PLAIN_ROUTE | {"groups": 2, "kept_groups": 1}),

@@ -17,6 +17,7 @@ from tests.models.oracle.layout import LAYOUT
 from tests.models.oracle.norms import NORMS
 from tests.models.oracle.pointwise import POINTWISE
 from tests.models.oracle.products import PRODUCTS
+from tests.models.oracle.recurrences import RECURRENCES
 from tests.models.oracle.sequence import SEQUENCES
 
 KINDS: dict[str, Definition] = {
@@ -25,6 +26,7 @@ KINDS: dict[str, Definition] = {
     **POINTWISE,
     **NORMS,
     **SEQUENCES,
+    **RECURRENCES,
     **IMAGES,
     **EXPERTS,
 }
