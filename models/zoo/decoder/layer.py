@@ -9,29 +9,58 @@ from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.experts import experts
 from millrace.models.zoo.decoder.feed_forward import feed_forward
 from millrace.models.zoo.decoder.latent_attention import latent_attention
+from millrace.models.zoo.decoder.recurrent import delta_net, kimi_delta, state_space
+from millrace.models.zoo.decoder.recurrent_sizes import DELTA_NET, KIMI_DELTA, STATE_SPACE
 from millrace.models.zoo.norms import add_norm
+
+RECURRENT = {STATE_SPACE: state_space, DELTA_NET: delta_net, KIMI_DELTA: kimi_delta}
 
 
 def add_layer(
     builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
 ) -> tuple[str, str | None]:
     """Add one layer; return the stream behind it and the balance loss of its experts, if any."""
-    attend = latent_attention if config.kv_lora else attention
+    if config.is_bare(layer):
+        return _bare_layer(builder, config, x, layer)
     first = _pre_norm(builder, config, "ln1", x)
-    mixed = _addend(builder, config, "attn", attend(builder, config, first, layer))
+    mixed = _addend(builder, config, "attn", _mixed(builder, config, first, layer))
     if not config.parallel:
         x = _summed(builder, config, "attn", "ln1", (x, mixed))
     second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x)
-    balance = None
-    if config.has_experts(layer):
-        mlp_output, balance = experts(builder, config, second)
-    else:
-        mlp_output = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
+    mlp_output, balance = _fed_forward(builder, config, second, layer)
     mlp_output = _addend(builder, config, "mlp", mlp_output)
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
     return _summed(builder, config, "mlp", "ln2", (x, mlp_output)), balance
+
+
+def _bare_layer(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add one part behind one norm."""
+    normed, balance = _pre_norm(builder, config, "ln", x), None
+    if config.has_experts(layer) or config.has_dense(layer):
+        part, balance = _fed_forward(builder, config, normed, layer)
+    else:
+        part = _mixed(builder, config, normed, layer)
+    part = _addend(builder, config, "part", part)
+    return builder.apply("add", "residual", (x, part), "b t n, b t n -> b t n"), balance
+
+
+def _mixed(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
+    """Add what mixes the tokens of a layer."""
+    attend = latent_attention if config.kv_lora else attention
+    return RECURRENT.get(config.letter(layer), attend)(builder, config, x, layer)
+
+
+def _fed_forward(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add the feed-forward part of a layer, or its experts with their balance loss."""
+    if config.has_experts(layer):
+        return experts(builder, config, x)
+    return feed_forward(builder, config, "mlp", x, config.ffn_hidden), None
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
