@@ -15,6 +15,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     DENSE,
     EXPERTS,
     KIMI_DELTA,
+    SHORT_CONVOLUTION,
     STATE_SPACE,
     DeltaNet,
     StateSpace,
@@ -120,13 +121,18 @@ rope_slow, rope_truncate
         mixes its tokens ("": attention in all).
     bare_layers : bool
         A layer is one part behind one norm: what mixes tokens, a feed-forward part, or experts.
-    state_space, delta_net
-        Sizes of such layers, where the pattern has them.
+    state_space, delta_net, conv_taps
+        Sizes of such layers, where the pattern has them; tokens that a gated short convolution
+        sees (0: there is none).
+    attention_post_norms : bool
+        In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
         Experts (0: none), how many a token is sent to, the width of one, and the width of the
         expert that every token visits (0: none).
+    expert_latent : int
+        Experts read and make vectors of this width, to which tokens are narrowed (0: `hidden`).
     shared_gate : bool
         What that expert makes is multiplied by the sigmoid of a projection to one number.
     expert_bias, router_bias : bool
@@ -218,6 +224,8 @@ rope_slow, rope_truncate
     bare_layers: bool = False
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
+    conv_taps: int = 0
+    attention_post_norms: bool = False
     activation: str = "silu"
     gated: bool = True
     ffn_bias: bool = False
@@ -225,6 +233,7 @@ rope_slow, rope_truncate
     experts_per_token: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
+    expert_latent: int = 0
     shared_gate: bool = False
     expert_bias: bool = False
     router_bias: bool = False
@@ -255,6 +264,17 @@ rope_slow, rope_truncate
     def letter(self, layer: int) -> str:
         """Letter of a layer's kind; modules behind the layers have attention."""
         return self.pattern[layer] if layer < len(self.pattern) else ATTENTION
+
+    def norms_before(self, layer: int) -> bool:
+        """True if what a part of this layer reads is normed."""
+        return self.pre_norms and not self.sum_norms and not self._only_behind(layer)
+
+    def norms_behind(self, layer: int) -> bool:
+        """True if what a part of this layer adds to the stream is normed."""
+        return self.post_norms or self._only_behind(layer)
+
+    def _only_behind(self, layer: int) -> bool:
+        return self.attention_post_norms and self.letter(layer) == ATTENTION
 
     def is_bare(self, layer: int) -> bool:
         """True if this layer is one part behind one norm."""
@@ -287,7 +307,7 @@ _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
-    *("mtp_layers", "learned_positions", "position_offset"),
+    *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
 )
 _AMOUNTS = (
     *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss", "mtp_loss"),
@@ -356,6 +376,11 @@ def _check_pattern(name: str, config: DecoderConfig) -> None:
                 f"{name}: `{field}` holds the sizes of layers that `pattern` has by "
                 f"{' or '.join(sorted(users))}: set both or neither"
             )
+    if (SHORT_CONVOLUTION in letters) != bool(config.conv_taps):
+        raise ModelError(
+            f"{name}: `conv_taps` is {config.conv_taps}: it is for layers that `pattern` has by "
+            f"{SHORT_CONVOLUTION}"
+        )
     if config.state_space is not None:
         check_state_space(name, config.state_space)
     if config.delta_net is not None:

@@ -1,21 +1,22 @@
 """Recurrent sizes: those of layers that go through a sequence by a state, and the layers' order.
 
 A pattern has a letter for every layer, those of Megatron-Core's hybrid patterns
-(megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), and `K` for Kimi delta
-attention.
+(megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), `K` for Kimi delta attention and
+`C` for a gated short convolution (LFM2).
 """
 
 import msgspec
 
 from millrace.models.errors import ModelError
 
-STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA = "M", "*", "G", "K"
+STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA, SHORT_CONVOLUTION = "M", "*", "G", "K", "C"
 DENSE, EXPERTS = "-", "E"
 KINDS = {
     STATE_SPACE: "state_space",
     ATTENTION: "attention",
     DELTA_NET: "delta_net",
     KIMI_DELTA: "kimi_delta",
+    SHORT_CONVOLUTION: "convolution",
     DENSE: "dense",
     EXPERTS: "experts",
 }
@@ -69,6 +70,8 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     beta_scale : float
         What the sigmoid that says how much a key is overwritten is multiplied by (2: states may
         change their sign, Grazzi et al., arXiv 2411.12537).
+    epsilon : float
+        That of the norm behind the recurrence (0: as the model's other norms).
     """
 
     key_heads: int
@@ -78,6 +81,7 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     taps: int = 4
     gate_rank: int = 0
     beta_scale: float = 1.0
+    epsilon: float = 0.0
 
 
 def check_state_space(name: str, sizes: StateSpace) -> None:
@@ -114,7 +118,7 @@ def check_pattern(name: str, pattern: str, layers: int, *, bare: bool) -> None:
         raise ModelError(
             f"{name}: `pattern` is for {len(pattern)} layers, `layers` is {layers}; make them equal"
         )
-    letters = KINDS if bare else (STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA)
+    letters = [letter for letter in KINDS if bare or letter not in (DENSE, EXPERTS)]
     for layer, letter in enumerate(pattern):
         if letter not in letters:
             raise ModelError(

@@ -104,7 +104,9 @@ def _recurred(
     )
     mixed = builder.apply("delta_rule", "delta.core", (query, key, value, decay, beta), labels)
     dims = f"b t {VALUES}"
-    return add_norm(builder, "delta.norm", mixed, dims, kind="rms", epsilon=config.epsilon)
+    return add_norm(
+        builder, "delta.norm", mixed, dims, kind="rms", epsilon=sizes.epsilon or config.epsilon
+    )
 
 
 def _of_length(builder: GraphBuilder, name: str, x: str, length: float) -> str:

@@ -24,15 +24,24 @@ def projected(
 
 
 def convolved(
-    builder: GraphBuilder, name: str, x: str, dims: str, taps: int, *, bias: bool = False
+    builder: GraphBuilder,
+    name: str,
+    x: str,
+    dims: str,
+    taps: int,
+    *,
+    bias: bool = False,
+    active: bool = True,
 ) -> str:
-    """Add the causal convolution of every feature by itself, and its activation (silu)."""
+    """Add the causal convolution of every feature by itself, and if `active` silu of it."""
     shape = builder.tensors[x].shape[2:]
     filters = builder.parameter(f"{name}.conv.weight", f"{dims} j", (*shape, taps), std=taps**-0.5)
     labels = f"b t! {dims}, {dims} j! -> b t! {dims}"
     x = builder.apply("causal_conv1d", f"{name}.conv", (x, filters), labels)
     if bias:
         x = with_bias(builder, f"{name}.conv", x, dims)
+    if not active:
+        return x
     return builder.apply("silu", f"{name}.active", (x,), f"b t {dims} -> b t {dims}")
 
 
