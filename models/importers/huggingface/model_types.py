@@ -19,5 +19,9 @@ MODEL_TYPES: dict[str, ModelType] = {
     **IMAGES,
 }
 
-NOT_EXPRESSIBLE: dict[str, str] = {}
+_MAMBA1 = (
+    "its Mamba-1 scan, with a decay of every channel and row of its state that is made inside, has "
+    "no op here (Mamba-2's has), and attention in its place would cost another amount of work"
+)
+NOT_EXPRESSIBLE = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _MAMBA1)
 """Model types that are refused for what no op here computes, and why."""

@@ -32,9 +32,9 @@ def translated(
         block, inner = (f"h.{layer[1]}.", layer[2]) if layer else ("", name)
         end = ENDS.search(inner)
         kind, part = (end[1], inner[: end.start()]) if end else ("weight", inner)
-        mixer, _, own = part.partition(".")
+        mixer, _, rest = part.partition(".")
         if mixer in ("mixer", "mamba"):
-            part = f"ssm.{own}" if own in STATE_SPACE else own
+            part = f"ssm.{rest}" if rest in STATE_SPACE else rest
         if (
             values
             and config.model_type in ONE_PLUS

@@ -30,7 +30,10 @@ LENGTH_EPSILON = 1e-6  # added to the squared length of queries and keys, by fla
 
 
 def delta_net(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
-    """Add the gated delta net of one layer and return what it adds to the stream `x`."""
+    """Add the gated delta net of one layer and return what it adds to the stream `x`.
+
+    Parameters and errors as for `state_space`.
+    """
     sizes, heads = _sizes(config)
     gate = projected(builder, config, "delta.z", x, VALUES, heads)
     given = projected(builder, config, "delta.a", x, HEADS, heads)
@@ -42,15 +45,18 @@ def delta_net(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
 
 
 def kimi_delta(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
-    """Add the Kimi delta attention of one layer and return what it adds to the stream `x`."""
+    """Add the Kimi delta attention of one layer and return what it adds to the stream `x`.
+
+    Parameters and errors as for `state_space`.
+    """
     sizes, heads = _sizes(config)
 
     def by_narrow(part: str, dims: str) -> str:
         narrow = projected(builder, config, f"delta.{part}.narrow", x, "c", heads)
         labels = f"b t c, c {dims} -> b t {dims}"
-        own = {label: heads[label] for label in dims.split()}
+        widths = {label: heads[label] for label in dims.split()}
         name, std = f"delta.{part}", config.init_std
-        return dense(builder, name, narrow, labels, own, std=std, bias=False)
+        return dense(builder, name, narrow, labels, widths, std=std, bias=False)
 
     gate = by_narrow("z", VALUES)
     mixed = _recurred(builder, config, sizes, x, by_narrow("a", ROWS), ROWS)
@@ -97,9 +103,9 @@ def _recurred(
     labels = f"b t {decaying} -> b t {decaying}"
     step = builder.apply("softplus", "delta.step", (step,), labels)
     decay = decays(builder, "delta.rate", step, decaying, HEADS)
-    whole = "!" if decaying == ROWS else ""
+    mark = "!" if decaying == ROWS else ""
     labels = (
-        f"b t! {KEYS}!, b t! {KEYS}!, b t! {VALUES}, b t! {decaying}{whole}, b t! {HEADS} "
+        f"b t! {KEYS}!, b t! {KEYS}!, b t! {VALUES}, b t! {decaying}{mark}, b t! {HEADS} "
         f"-> b t! {VALUES}"
     )
     mixed = builder.apply("delta_rule", "delta.core", (query, key, value, decay, beta), labels)

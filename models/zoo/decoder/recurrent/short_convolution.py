@@ -14,7 +14,10 @@ from millrace.models.zoo.decoder.recurrent.streams import convolved, projected
 
 
 def short_convolution(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
-    """Add the gated convolution of one layer and return what it adds to the stream `x`."""
+    """Add the gated convolution of one layer and return what it adds to the stream `x`.
+
+    Parameters and errors as for `state_space`.
+    """
     before, behind, value = (
         projected(builder, config, f"conv.{part}", x, "m", {"m": config.hidden})
         for part in ("b", "c", "x")

@@ -29,7 +29,19 @@ STEP_LIMIT = 1e30  # steps without an upper limit are brought below this
 
 
 def state_space(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
-    """Add the Mamba-2 mixer of one layer and return what it adds to the stream `x`."""
+    """Add the Mamba-2 mixer of one layer and return what it adds to the stream `x`.
+
+    Parameters
+    ----------
+    builder : GraphBuilder
+        Gets the ops and variables, in its current block.
+    config : DecoderConfig
+        Has the sizes of the layer, checked.
+    x : str
+        The normed residual stream, `b t k`.
+    layer : int
+        Number of the layer; all of a kind are alike.
+    """
     sizes = config.state_space
     assert sizes is not None, "checked with the pattern"
     heads = {

@@ -19,8 +19,8 @@ def projected(
 ) -> str:
     """Add a projection of `b t k` to `b t` and these dims of heads."""
     labels = f"b t k, k {dims} -> b t {dims}"
-    own = {label: sizes[label] for label in dims.split()}
-    return dense(builder, name, x, labels, own, std=config.init_std, bias=bias)
+    widths = {label: sizes[label] for label in dims.split()}
+    return dense(builder, name, x, labels, widths, std=config.init_std, bias=bias)
 
 
 def convolved(
