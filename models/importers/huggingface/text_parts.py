@@ -19,6 +19,8 @@ _WRAPPED = {
     "kimi_k25": ("KimiK25ForConditionalGeneration", "kimi_k2"),
     "llama4": ("Llama4ForConditionalGeneration", "llama4_text"),
     "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3"),
     "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_moe"),
 }
