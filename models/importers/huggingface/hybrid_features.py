@@ -76,6 +76,7 @@ def hybrid_fields(keys: Keys) -> Config:
         fields["delta_net"] = _kimi_delta(keys)
     if SHORT_CONVOLUTION in pattern:
         fields["conv_taps"] = keys.integer("conv_taps")
+    if "block_auto_adjust_ff_dim" in keys.values:
         fields["ffn_hidden"] = _rounded_width(keys)
     if _KIMI in keys.values:
         fields["unturned_layers"] = tuple(range(len(pattern)))

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build
 from tests.extras import optional
 from tests.models.torch_parity.decoder_cases import SEQ_LEN, VOCAB, imported, lively
 from tests.models.torch_parity.hybrid_cases import HYBRIDS
@@ -71,3 +73,15 @@ def test_a_hybrid_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
         if np.abs(gradients[name] - slope).max() > NEAR * np.abs(slope).max()
     }
     assert not far, far
+
+
+@pytest.mark.parametrize("model_type", sorted({model_type for model_type, _ in HYBRIDS.values()}))
+def test_a_hybrid_of_default_sizes_has_exactly_the_parameters_of_transformers(
+    model_type: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert build(read_config(tmp_path, seq_len=SEQ_LEN), 1).parameter_count == count
