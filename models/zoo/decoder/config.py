@@ -11,6 +11,7 @@ from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.recurrent_sizes import (
     ATTENTION,
+    BOTH,
     DELTA_NET,
     DENSE,
     EXPERTS,
@@ -387,7 +388,10 @@ def _check_positions(name: str, seq_len: int, config: DecoderConfig) -> None:
 def _check_pattern(name: str, config: DecoderConfig) -> None:
     letters, bare = set(config.pattern), config.bare_layers
     check_pattern(name, config.pattern, config.layers, bare=bare)
-    for field, users in (("state_space", {STATE_SPACE}), ("delta_net", {DELTA_NET, KIMI_DELTA})):
+    for field, users in (
+        ("state_space", {STATE_SPACE, BOTH}),
+        ("delta_net", {DELTA_NET, KIMI_DELTA}),
+    ):
         if (getattr(config, field) is None) == bool(letters & users):
             raise ModelError(
                 f"{name}: `{field}` holds the sizes of layers that `pattern` has by "
