@@ -63,8 +63,11 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("biased_attention_grad", Like("attention_grad", 1.1)),
     _same("attention_round", Like("attention")),
     _same("causal_conv1d causal_conv1d_grad_input causal_conv1d_grad_weight", Like("mul", 8.0)),
-    _same("state_space_scan delta_rule", Like("matmul", 28.0)),
-    _same("state_space_scan_grad delta_rule_grad", Like("matmul", 66.0)),
+    # Time per FLOP of the kernels in C over that of a product of 2048 x 512 x 1024, one core.
+    _same("state_space_scan", Like("matmul", 14.0)),
+    _same("delta_rule", Like("matmul", 10.0)),
+    _same("state_space_scan_grad", Like("matmul", 32.0)),
+    _same("delta_rule_grad", Like("matmul", 23.0)),
     _same("attention_grad_round", Like("attention_grad")),
     _same("newton_schulz", Like("matmul")),
     _same("momentum muon", Like("sgd")),
