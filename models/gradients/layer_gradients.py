@@ -158,14 +158,6 @@ def recurrence(tape: Tape, op: Op, dy: str) -> Gradients:
     return tape.emit(op, 0, f"{op.kind}_grad", (*op.inputs, dy), labels, suffix="grad_input")
 
 
-def recurrence(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradients of `state_space_scan` or `delta_rule`: one op goes through the states again."""
-    expression = parse(op.labels)
-    inputs, outputs = expression.inputs, expression.outputs
-    labels = write((*inputs, *outputs), inputs, expression.whole_labels)
-    return tape.emit(op, 0, f"{op.kind}_grad", (*op.inputs, dy), labels, suffix="grad_input")
-
-
 def conv(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `conv` or `causal_conv1d`, by two ops as those of a product."""
     expression = parse(op.labels)
