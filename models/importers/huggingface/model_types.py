@@ -10,11 +10,13 @@ from millrace.models.importers.huggingface.image_configs import MODEL_TYPES as I
 from millrace.models.importers.huggingface.llama4_configs import MODEL_TYPES as LLAMA4
 from millrace.models.importers.huggingface.mapping import ModelType
 from millrace.models.importers.huggingface.older_decoders import MODEL_TYPES as OLDER_DECODERS
+from millrace.models.importers.huggingface.sparse_configs import MODEL_TYPES as SPARSE
 
 MODEL_TYPES: dict[str, ModelType] = {
     **DECODERS,
     **OLDER_DECODERS,
     **EXPERTS,
+    **SPARSE,
     **DERIVED,
     **GPT_OSS,
     **LLAMA4,
