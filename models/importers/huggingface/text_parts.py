@@ -12,18 +12,55 @@ from millrace.models.importers.huggingface.mapping import Mapped, ModelType
 
 TEXT_ONLY = "its part for images is left out"
 # Parts for text that are another model type under a name of their own (transformers 5, 2026-11).
-_SAME = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe"}
-# Model types with a part for text, by class: the type of that part where it names none.
-_WRAPPED = {
-    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
-    "kimi_k25": ("KimiK25ForConditionalGeneration", "kimi_k2"),
-    "llama4": ("Llama4ForConditionalGeneration", "llama4_text"),
-    "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
-    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
-    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
-    "qwen3_vl": ("Qwen3VLForConditionalGeneration", "qwen3"),
-    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "qwen3_moe"),
+_SAME = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }
+# Model types with a part for text and their classes, by the type of that part where it names none.
+# Each was built in its default configuration: the part has as many parameters as is read here.
+_WRAPPED = {
+    "apertus1p5_text": {"apertus1p5": "Apertus1p5"},
+    "aria_text": {"aria": "Aria"},
+    "cohere2": {"cohere2_vision": "Cohere2Vision"},
+    "exaone4": {"exaone4_5": "Exaone4_5_"},
+    "gemma3_text": {"gemma3": "Gemma3", "shieldgemma2": "Gemma3"},
+    "hyperclovax": {"hyperclovax_vision_v2": "HyperCLOVAXVisionV2"},
+    "kimi_k2": {"kimi_k25": "KimiK25"},
+    "llama": {
+        "deepseek_vl": "DeepseekVL",
+        "deepseek_vl_hybrid": "DeepseekVLHybrid",
+        "idefics3": "Idefics3",
+        "janus": "Janus",
+        "llava": "Llava",
+        "llava_next": "LlavaNext",
+        "llava_next_video": "LlavaNextVideo",
+        "smolvlm": "SmolVLM",
+        "video_llava": "VideoLlava",
+        "vipllava": "VipLlava",
+    },
+    "llama4_text": {"llama4": "Llama4"},
+    "mistral": {"idefics2": "Idefics2", "mistral3": "Mistral3"},
+    "opt": {"blip-2": "Blip2", "instructblip": "InstructBlip"},
+    "qwen2": {
+        "internvl": "InternVL",
+        "llava_onevision": "LlavaOnevision",
+        "ovis2": "Ovis2",
+        "qwen2_vl": "Qwen2VL",
+        "qwen2_5_vl": "Qwen2_5_VL",
+        "video_llama_3": "VideoLlama3",
+    },
+    "qwen3": {
+        "lighton_ocr": "LightOnOcr",
+        "qianfan_ocr": "QianfanOCR",
+        "qwen3_vl": "Qwen3VL",
+    },
+    "qwen3_5_text": {"qwen3_5": "Qwen3_5"},
+    "qwen3_5_moe_text": {"qwen3_5_moe": "Qwen3_5Moe"},
+    "qwen3_moe": {"qwen3_vl_moe": "Qwen3VLMoe"},
+}
+_OTHER_CLASSES = {"kimi_k25": ("Kimi_K25ForConditionalGeneration",)}
 
 
 def _text_of(usual: str) -> Callable[[Keys, str], Mapped]:
@@ -31,10 +68,11 @@ def _text_of(usual: str) -> Callable[[Keys, str], Mapped]:
 
     def read(keys: Keys, _: str) -> Mapped:
         text = keys.section("text_config")
-        if keys.has("tie_word_embeddings"):
-            text = text.over({"tie_word_embeddings": keys.flag("tie_word_embeddings")})
+        tie = "tie_word_embeddings"
+        if keys.has(tie):  # which the class goes by, whatever its part for text says
+            text = text.without(tie).over({tie: keys.flag(tie)})
         rows = decoder_types()
-        rows |= {name: rows[other] for name, other in _SAME.items()}
+        rows = rows | {name: rows[other] for name, other in _SAME.items()}
         mapped = read_decoder(text, text.choice("model_type", rows, usual, null=usual))
         return mapped._replace(notes=(*mapped.notes, TEXT_ONLY))
 
@@ -42,6 +80,9 @@ def _text_of(usual: str) -> Callable[[Keys, str], Mapped]:
 
 
 MODEL_TYPES = {
-    name: ModelType((architecture,), _text_of(usual))
-    for name, (architecture, usual) in _WRAPPED.items()
+    name: ModelType(
+        (f"{title}ForConditionalGeneration", *_OTHER_CLASSES.get(name, ())), _text_of(usual)
+    )
+    for usual, types in _WRAPPED.items()
+    for name, title in types.items()
 }

@@ -99,10 +99,13 @@ def _with_sinusoids(builder: GraphBuilder, config: DecoderConfig, x: str, seq_le
     """Add sines and cosines of the positions (Vaswani et al., arXiv 1706.03762, section 3.5)."""
     half = config.hidden // 2
     places = np.arange(seq_len, dtype=np.float64) + config.position_offset
-    place = builder.constant("positions.places", "t z", places[:, None])
+    place = builder.constant("positions.places", "t", places)
+    spread = builder.apply(
+        "broadcast", "positions.spread", (place,), "t -> t p", shapes=((seq_len, half),)
+    )
     turn = config.sinusoid_base ** (-np.arange(half, dtype=np.float64) / half)
-    speed = builder.constant("positions.speeds", "z p", turn[None])
-    angle = builder.apply("matmul", "positions.angles", (place, speed), "t z, z p -> t p")
+    speed = builder.constant("positions.speeds", "p", turn)
+    angle = builder.apply("mul", "positions.angles", (spread, speed), "t p, p -> t p")
     waves = [builder.apply(kind, f"positions.{kind}", (angle,), "t p -> t p") for kind in WAVES]
     labels, shape = "t p!, t q! -> t d!", (seq_len, config.hidden)
     rows = builder.apply("concat", "positions.rows", waves, labels, shapes=(shape,))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.models.importers.huggingface import read_config
+from millrace.models.importers.huggingface import read_config, text_parts
 from millrace.models.importers.huggingface.decoder_types import decoder_types
 from millrace.models.zoo.catalogue import build
 from tests.extras import optional
@@ -276,6 +276,20 @@ def test_what_transformers_writes_is_read_back(model_type: str, tmp_path: Path) 
     assert build(read_config(tmp_path, seq_len=64), 1).parameter_count == counted(
         model_type, values
     )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model_type", text_parts.MODEL_TYPES)
+def test_the_part_for_text_has_the_parameters_of_its_class(model_type: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    text = ("lm_head", "language_model.", "model.language_model.", "model.text_model.")
+    count = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if name.startswith(text)
+    )
+    assert build(read_config(tmp_path, seq_len=64), 1).parameter_count == count
 
 
 @pytest.mark.parametrize("model_type", [name for name in decoder_types() if name in AUTO_CLASSES])
