@@ -77,7 +77,7 @@ def _write_apart(builder: GraphBuilder, op: Op, name: str, sinks: tuple[str, ...
     attributes = dict(op.attributes)
     labels = write((scores,), (scores,), whole_labels)
     if cap := attributes.pop("cap", 0):
-        factor: Attributes = {"factor": attributes["scale"] / cap}
+        factor: Attributes = {"factor": float(attributes["scale"]) / float(cap)}
         part = add("scale", f"{op.name}.scores.part", (scores_tensor,), labels, factor)
         scores_tensor = add("tanh", f"{op.name}.scores.capped", (part,), labels, {})
         attributes["scale"] = cap
