@@ -1,7 +1,7 @@
 """Sparse attention of a decoder: an indexer chooses the keys, latent vectors are the keys.
 
-Every query attends to the keys of one latent vector per token, which all heads share: what projected
-keys of it is multiplied onto queries instead, and what projected values of it onto what heads gather.
+Every query attends to the keys of one latent vector per token, which all heads share: the weights
+that make keys of it are multiplied onto queries instead, those of values onto what heads gather.
 The indexer is not trained: its own loss, the divergence of its scores from those of attention, is
 no part of the model's, from which it is cut off.
 
@@ -42,9 +42,9 @@ def sparse_attention(
     query : str
         Queries of heads [b t h d], the turned features first.
     query_latent : str
-        What queries are projected of [b t c].
+        Tensor that queries are made of [b t c].
     turned, latent : str
-        Turned features of keys [b t p], and the normed vector that keys and values are projected of.
+        Turned features of keys [b t p], and the normed vector that makes keys and values.
     """
     chosen = _chosen(builder, config, x, query_latent, layer)
     parts = {"p": config.rotary_dims, "q": config.head_dim - config.rotary_dims}
@@ -89,7 +89,7 @@ def sparse_attention(
 def _chosen(
     builder: GraphBuilder, config: DecoderConfig, x: str, query_latent: str, layer: int
 ) -> str:
-    """Add the indexer, which reads what queries are projected of and the stream, and its choice."""
+    """Add the indexer, which reads the latent vector of queries and the stream, and its choice."""
     heads, size = config.index_heads, config.index_dim
     parts = {
         "q": (query_latent, "i e", {"i": heads, "e": size}),
