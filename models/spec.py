@@ -6,7 +6,9 @@ from millrace.models.graph import Graph
 
 GRAPH = "graph"  # the family of an imported model, whose specification holds its forward graph
 
-Config = dict[str, int | float | str | bool | tuple[int, ...]]
+Setting = int | float | str | bool | tuple[int, ...]
+Config = dict[str, Setting | dict[str, Setting]]
+"""Fields of a family by name; one that is several sizes together is a mapping of its own."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

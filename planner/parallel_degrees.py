@@ -85,13 +85,18 @@ def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
     counted = _counted_blocks(graph)
     roles_by_axis: list[set[str]] = [set() for _ in plan.mesh.axes]
     for op, signature in _unlike(plan, graph):
-        if op.block not in counted or not op_kind(op.kind).products:
+        if op.block not in counted or not _tells_roles(op):
             continue
         for axis, label in enumerate(split_labels(op.labels, signature)):
             role = label_role(label)
             if role is not None:
                 roles_by_axis[axis].add(role)
     return tuple(frozenset(names) for names in roles_by_axis)
+
+
+def _tells_roles(op: Op) -> bool:
+    """True for products whose splits give an axis its role."""
+    return bool(op_kind(op.kind).products) and SEQUENCE not in parse(op.labels).whole_labels
 
 
 def _counted_blocks(graph: Graph) -> set[str]:
@@ -210,7 +215,7 @@ def _degree_values(plan: Plan, graph: Graph, others: list[frozenset[str]]) -> di
                 for name, label in zip(clear, split_labels(op.labels, signature), strict=True)
             )
             for op, signature in _unlike(plan, graph)
-            if op.block in counted and op_kind(op.kind).products
+            if op.block in counted and _tells_roles(op)
         }
     return {
         role: sorted(

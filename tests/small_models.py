@@ -56,6 +56,35 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
             "balance_loss": 0.01,
         },
     ),
+    "nemotron-h": (
+        "decoder",
+        16,
+        _DECODER
+        | _EXPERTS
+        | {"layers": 4, "kv_heads": 2, "pattern": "M*E-", "bare_layers": True, "gated": False}
+        | {"state_space": {"heads": 8, "head_dim": 8, "groups": 4, "state": 8, "norm_groups": 4}},
+    ),
+    "qwen3-next": (
+        "decoder",
+        16,
+        _DECODER
+        | _ROTARY
+        | _EXPERTS
+        | {"kv_heads": 2, "pattern": "G*", "attention_gate": "sigmoid", "shared_hidden": 32}
+        | {"shared_gate": True}
+        | {"delta_net": {"key_heads": 4, "value_heads": 8, "key_dim": 8, "value_dim": 4}},
+    ),
+    "kimi-linear": (
+        "decoder",
+        16,
+        _DECODER
+        | {"head_dim": 12, "rotary_dims": 4, "kv_lora": 16, "value_dim": 8, "pattern": "K*"}
+        | {"unturned_layers": (0, 1)}
+        | {
+            "delta_net": {"key_heads": 4, "value_heads": 4, "key_dim": 8, "value_dim": 8}
+            | {"gate_rank": 8}
+        },
+    ),
     "bert": (
         "bert",
         16,

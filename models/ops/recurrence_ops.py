@@ -31,7 +31,8 @@ ROWS = (
         name="state_space_scan",
         description="(query, key, value, decay) b t! g n!, b t! g n!, b t! g r p, b t! g r -> "
         "b t! g r p: linear attention with decay (Mamba-2's C, B, x dt and A dt): "
-        "S = exp(decay) S + key valueᵀ, y = Sᵀ query",
+        "S = exp(decay) S + key valueᵀ, y = Sᵀ query; decay is a number of every head, or with n! "
+        "of every row of its state",
         linear=(2,),
         products=((1, 2), (0, 4)),
         differentiable=True,
@@ -49,7 +50,7 @@ ROWS = (
         name="delta_rule",
         description="(query, key, value, decay, beta) b t! g n!, b t! g n!, b t! g r p, b t! g r, "
         "b t! g r -> b t! g r p: S = exp(decay) S, then S = S + beta key (value - Sᵀ key)ᵀ, "
-        "y = Sᵀ query; decay is a number of every head, or with n! of every row of its state",
+        "y = Sᵀ query; decay as of the scan",
         linear=(2,),
         products=((1, 2), (1, 2), (0, 5)),
         differentiable=True,

@@ -330,7 +330,8 @@ def recurrence_ns(kind: str, decay: str, heads: int, size: int, tokens: int) -> 
 
 
 # Times of flash-linear-attention on a B200 (pytorch/helion, examples/linear/BENCHMARKS.md,
-# 2026-07): retention, gated delta rule and KDA, forward, and forward with backward less forward.
+# 2026-07): retention, gated delta rule, full_gla and KDA, forward, and forward with backward less
+# forward.
 @pytest.mark.parametrize(
     ("kind", "decay", "size", "milliseconds"),
     [
@@ -338,6 +339,8 @@ def recurrence_ns(kind: str, decay: str, heads: int, size: int, tokens: int) -> 
         ("state_space_scan_grad", "b t! g r", 128, 3.300 - 0.613),
         ("delta_rule", "b t! g r", 128, 1.204),
         ("delta_rule_grad", "b t! g r", 128, 5.388 - 1.204),
+        ("state_space_scan", "b t! g r n!", 128, 3.602),
+        ("state_space_scan_grad", "b t! g r n!", 128, 16.491 - 3.602),
         ("delta_rule", "b t! g r n!", 128, 2.241),
         ("delta_rule_grad", "b t! g r n!", 128, 11.204 - 2.241),
     ],

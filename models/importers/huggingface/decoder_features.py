@@ -11,6 +11,7 @@ from math import sqrt
 from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.decoder_types import NULL, DecoderType
 from millrace.models.importers.huggingface.expert_features import expert_fields
+from millrace.models.importers.huggingface.hybrid_features import hybrid_fields, with_pattern
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.layer_patterns import window_fields
 from millrace.models.importers.huggingface.mapping import Mapped
@@ -88,7 +89,7 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
     ModelError
         A value has the wrong type, is out of range or asks for something not supported.
     """
-    keys = _declared(keys, row)
+    keys = with_pattern(_declared(keys, row))
     positions = keys.integer("max_position_embeddings")
     fields = _sizes(keys) | _flags(keys, FLAGS | row.flags) | _scales(keys)
     windows = window_fields(keys, row)
@@ -103,6 +104,7 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= _laguna_gates(keys)
     if "multi_query" in keys.values:
         fields |= _shared_keys(keys)
+    fields |= hybrid_fields(keys)
     switched_off = {field for key, field in SWITCHES.items() if not keys.flag(key, True)}
     fields |= {name: value for name, value in row.fields.items() if name not in switched_off}
     if row.positions == "sinusoids":

@@ -19,16 +19,9 @@ MODEL_TYPES: dict[str, ModelType] = {
     **IMAGES,
 }
 
-_DELTA_NET = (
-    "its gated delta net, a recurrence over the sequence, has no op here, and attention in its "
-    "place would cost another amount of work and memory"
+_MAMBA1 = (
+    "its Mamba-1 scan, with a decay of every channel and row of its state that is made inside, has "
+    "no op here (Mamba-2's has), and attention in its place would cost another amount of work"
 )
-NOT_EXPRESSIBLE = {
-    "qwen3_next": _DELTA_NET,
-    "qwen3_5": _DELTA_NET,
-    "qwen3_5_text": _DELTA_NET,
-    "qwen3_5_moe": _DELTA_NET,
-    "qwen3_5_moe_text": _DELTA_NET,
-    "kimi_linear": _DELTA_NET,
-}
+NOT_EXPRESSIBLE = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _MAMBA1)
 """Model types that are refused for what no op here computes, and why."""

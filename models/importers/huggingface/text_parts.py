@@ -51,6 +51,8 @@ _WRAPPED = {
         "qwen2_5_vl": "Qwen2_5_VL",
         "video_llama_3": "VideoLlama3",
     },
+    "qwen3_5_text": {"qwen3_5": "Qwen3_5"},
+    "qwen3_5_moe_text": {"qwen3_5_moe": "Qwen3_5Moe"},
     "qwen3": {
         "lighton_ocr": "LightOnOcr",
         "qianfan_ocr": "QianfanOCR",

@@ -9,6 +9,20 @@ from millrace.models.errors import ModelError
 from millrace.models.ops.pointwise_ops import ACTIVATIONS
 from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.decoder.recurrent_sizes import (
+    ATTENTION,
+    DELTA_NET,
+    DENSE,
+    EXPERTS,
+    KIMI_DELTA,
+    SHORT_CONVOLUTION,
+    STATE_SPACE,
+    DeltaNet,
+    StateSpace,
+    check_delta_net,
+    check_pattern,
+    check_state_space,
+)
 from millrace.models.zoo.family import check_depth
 
 NORMS = ("rms", "layer", "scale", "unscaled", "bare")
@@ -110,11 +124,23 @@ rope_slow, rope_truncate
         features (0: not latent), queries from one of `q_lora` (0: from the residual stream);
         features of a value (0: `head_dim`). The turned features of a key come first and are the
         same for all heads.
+    pattern : str
+        A letter for every layer (`millrace.models.zoo.decoder.recurrent_sizes`) that says what
+        mixes its tokens ("": attention in all).
+    bare_layers : bool
+        A layer is one part behind one norm: what mixes tokens, a feed-forward part, or experts.
+    state_space, delta_net, conv_taps
+        Sizes of such layers, where the pattern has them; tokens that a gated short convolution
+        sees (0: there is none).
+    attention_post_norms : bool
+        In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
         Experts (0: none), how many a token is sent to, the width of one, and the width of the
         expert that every token visits (0: none).
+    expert_latent : int
+        Experts read and make vectors of this width, to which tokens are narrowed (0: `hidden`).
     shared_gate : bool
         What that expert makes is multiplied by the sigmoid of a projection to one number.
     expert_bias, router_bias : bool
@@ -206,6 +232,12 @@ rope_slow, rope_truncate
     kv_lora: int = 0
     q_lora: int = 0
     value_dim: int = 0
+    pattern: str = ""
+    bare_layers: bool = False
+    state_space: StateSpace | None = None
+    delta_net: DeltaNet | None = None
+    conv_taps: int = 0
+    attention_post_norms: bool = False
     activation: str = "silu"
     gated: bool = True
     ffn_bias: bool = False
@@ -213,6 +245,7 @@ rope_slow, rope_truncate
     experts_per_token: int = 0
     expert_hidden: int = 0
     shared_hidden: int = 0
+    expert_latent: int = 0
     shared_gate: bool = False
     expert_bias: bool = False
     router_bias: bool = False
@@ -240,9 +273,36 @@ rope_slow, rope_truncate
         """Factor on the products of queries and keys."""
         return self.attention_scale or 1 / sqrt(self.head_dim)
 
+    def letter(self, layer: int) -> str:
+        """Letter of a layer's kind; modules behind the layers have attention."""
+        return self.pattern[layer] if layer < len(self.pattern) else ATTENTION
+
+    def norms_before(self, layer: int) -> bool:
+        """True if what a part of this layer reads is normed."""
+        return self.pre_norms and not self.sum_norms and not self._only_behind(layer)
+
+    def norms_behind(self, layer: int) -> bool:
+        """True if what a part of this layer adds to the stream is normed."""
+        return self.post_norms or self._only_behind(layer)
+
+    def _only_behind(self, layer: int) -> bool:
+        return self.attention_post_norms and self.letter(layer) == ATTENTION
+
+    def is_bare(self, layer: int) -> bool:
+        """True if this layer is one part behind one norm."""
+        return self.bare_layers and layer < self.layers
+
     def has_experts(self, layer: int) -> bool:
         """True if this layer's feed-forward part is a mixture of experts."""
+        if self.is_bare(layer):
+            return self.letter(layer) == EXPERTS
         return self.experts > 0 and layer not in self.dense_layers
+
+    def has_dense(self, layer: int) -> bool:
+        """True if this layer has a feed-forward part without experts."""
+        if self.is_bare(layer):
+            return self.letter(layer) == DENSE
+        return not self.has_experts(layer)
 
     def window_of(self, layer: int, seq_len: int) -> int:
         """Number of keys that a query of this layer sees; 0 for all before it.
@@ -259,7 +319,7 @@ _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
-    *("mtp_layers", "learned_positions", "position_offset"),
+    *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
 )
 _AMOUNTS = (
     *("clip_qkv", "attention_scale", "alibi", "capacity_factor", "balance_loss", "mtp_loss"),
@@ -301,7 +361,8 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
             raise ModelError(f"{name}: `{field}` and `parallel` exclude each other: set one")
     _check_positions(name, spec.seq_len, config)
     _check_attention(name, config)
-    has_dense = not all(config.has_experts(layer) for layer in range(config.layers))
+    _check_pattern(name, config)
+    has_dense = any(config.has_dense(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
         raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
     if config.gate_cap and not (config.gated and config.activation == "silu"):
@@ -321,6 +382,30 @@ def _check_positions(name: str, seq_len: int, config: DecoderConfig) -> None:
             f"{name} has {max(positions, 0)} learned positions: sequences of {seq_len} tokens do "
             f"not fit; use 1 to {positions}"
         )
+
+
+def _check_pattern(name: str, config: DecoderConfig) -> None:
+    letters, bare = set(config.pattern), config.bare_layers
+    check_pattern(name, config.pattern, config.layers, bare=bare)
+    for field, users in (("state_space", {STATE_SPACE}), ("delta_net", {DELTA_NET, KIMI_DELTA})):
+        if (getattr(config, field) is None) == bool(letters & users):
+            raise ModelError(
+                f"{name}: `{field}` holds the sizes of layers that `pattern` has by "
+                f"{' or '.join(sorted(users))}: set both or neither"
+            )
+    if (SHORT_CONVOLUTION in letters) != bool(config.conv_taps):
+        raise ModelError(
+            f"{name}: `conv_taps` is {config.conv_taps}: it is for layers that `pattern` has by "
+            f"{SHORT_CONVOLUTION}"
+        )
+    if config.state_space is not None:
+        check_state_space(name, config.state_space)
+    if config.delta_net is not None:
+        check_delta_net(name, config.delta_net, with_gates=KIMI_DELTA in letters)
+    if EXPERTS in letters and not config.experts:
+        raise ModelError(f"{name}: `pattern` has {EXPERTS} (experts), `experts` is 0")
+    if bare and config.parallel:
+        raise ModelError(f"{name}: `bare_layers` and `parallel` exclude each other: set one")
 
 
 def _check_attention(name: str, config: DecoderConfig) -> None:

@@ -13,6 +13,7 @@ from millrace.models.zoo.decoder.config import DecoderConfig, check
 from millrace.models.zoo.decoder.head import Streams, add_head, add_modules
 from millrace.models.zoo.decoder.layer import add_layer, scaled, stream_norm
 from millrace.models.zoo.decoder.names import ALIASES, MODELS
+from millrace.models.zoo.decoder.recurrent_sizes import KINDS
 from millrace.models.zoo.family import Family
 
 
@@ -49,7 +50,9 @@ def build(spec: ModelSpec, config: DecoderConfig, batch: int) -> Graph:
 def _template(config: DecoderConfig, layer: int) -> str:
     """Name the kind of a layer, where a model has several."""
     parts = ["h"]
-    if config.experts:
+    if config.pattern:
+        parts.append(KINDS[config.letter(layer)])
+    if config.experts and not config.bare_layers:
         parts.append("experts" if config.has_experts(layer) else "dense")
     if config.full_layers:
         parts.append("full" if layer in config.full_layers else "window")

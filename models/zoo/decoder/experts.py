@@ -59,7 +59,7 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
     routes = (f"{value}.expert", f"{value}.place")
     if table:
         value = _uncorrected(builder, value, routes[0], table)
-    routed, weight = x, ""
+    routed, weight = _narrowed(builder, config, "narrow", x, config.expert_latent), ""
     if config.weigh_inputs:
         routed, weight = _weighed(builder, x, _weights(builder, config, value))
     sent = builder.apply(
@@ -67,7 +67,7 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         "experts.dispatch",
         (routed, *routes),
         "b t! d, b t! k!, b t! k! -> e b c! d",
-        shapes=((config.experts, batch, places, hidden),),
+        shapes=((config.experts, batch, places, config.expert_latent or hidden),),
     )
     expert_outputs = expert_products(builder, config, sent)
     weight = weight or _weights(builder, config, value)
@@ -77,6 +77,7 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
         (expert_outputs, *routes, weight),
         "e b c! d, b t! k!, b t! k!, b t! k! -> b t! d",
     )
+    out = _narrowed(builder, config, "widen", out, hidden)
     if config.shared_hidden:
         shared = feed_forward(builder, config, "shared", x, config.shared_hidden)
         if config.shared_gate:
@@ -87,6 +88,14 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
             builder, "experts.norm", out, "b t n", kind=config.norm, epsilon=config.epsilon
         )
     return out, _balance(builder, config, scores, routes[0])
+
+
+def _narrowed(builder: GraphBuilder, config: DecoderConfig, part: str, x: str, width: int) -> str:
+    """Add the product before or behind experts that are narrower than the stream (Nemotron 3)."""
+    if not config.expert_latent:
+        return x
+    labels, std, bias = "b t k, k n -> b t n", config.init_std, config.ffn_bias
+    return dense(builder, f"experts.{part}", x, labels, {"n": width}, std=std, bias=bias)
 
 
 def _opened(builder: GraphBuilder, config: DecoderConfig, x: str, shared: str) -> str:

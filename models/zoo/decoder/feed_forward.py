@@ -39,7 +39,7 @@ def expert_products(builder: GraphBuilder, config: DecoderConfig, x: str) -> str
         dense(builder, f"experts.{part}", x, labels, sizes, std=std, bias=bias) for part in parts
     )
     active = _activated(builder, config, "experts", wide, "e b c! n")
-    sizes = {"n": config.hidden}
+    sizes = {"n": config.expert_latent or config.hidden}
     std = config.residual_std
     return dense(builder, "experts.down", active, labels, sizes, std=std, bias=bias)
 

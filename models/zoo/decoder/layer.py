@@ -9,29 +9,73 @@ from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.experts import experts
 from millrace.models.zoo.decoder.feed_forward import feed_forward
 from millrace.models.zoo.decoder.latent_attention import latent_attention
+from millrace.models.zoo.decoder.recurrent import (
+    delta_net,
+    kimi_delta,
+    short_convolution,
+    state_space,
+)
+from millrace.models.zoo.decoder.recurrent_sizes import (
+    DELTA_NET,
+    KIMI_DELTA,
+    SHORT_CONVOLUTION,
+    STATE_SPACE,
+)
 from millrace.models.zoo.norms import add_norm
+
+RECURRENT = {
+    STATE_SPACE: state_space,
+    DELTA_NET: delta_net,
+    KIMI_DELTA: kimi_delta,
+    SHORT_CONVOLUTION: short_convolution,
+}
 
 
 def add_layer(
     builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
 ) -> tuple[str, str | None]:
     """Add one layer; return the stream behind it and the balance loss of its experts, if any."""
-    attend = latent_attention if config.kv_lora else attention
-    first = _pre_norm(builder, config, "ln1", x)
-    mixed = _addend(builder, config, "attn", attend(builder, config, first, layer))
+    if config.is_bare(layer):
+        return _bare_layer(builder, config, x, layer)
+    first = _pre_norm(builder, config, "ln1", x, layer)
+    mixed = _addend(builder, config, "attn", _mixed(builder, config, first, layer), layer)
     if not config.parallel:
         x = _summed(builder, config, "attn", "ln1", (x, mixed))
-    second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x)
-    balance = None
-    if config.has_experts(layer):
-        mlp_output, balance = experts(builder, config, second)
-    else:
-        mlp_output = feed_forward(builder, config, "mlp", second, config.ffn_hidden)
-    mlp_output = _addend(builder, config, "mlp", mlp_output)
+    second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x, layer)
+    mlp_output, balance = _fed_forward(builder, config, second, layer)
+    mlp_output = _addend(builder, config, "mlp", mlp_output, layer)
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
     return _summed(builder, config, "mlp", "ln2", (x, mlp_output)), balance
+
+
+def _bare_layer(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add one part behind one norm."""
+    normed, balance = _pre_norm(builder, config, "ln", x, layer), None
+    if config.has_experts(layer) or config.has_dense(layer):
+        part, balance = _fed_forward(builder, config, normed, layer)
+    else:
+        part = _mixed(builder, config, normed, layer)
+    part = _addend(builder, config, "part", part, layer)
+    return builder.apply("add", "residual", (x, part), "b t n, b t n -> b t n"), balance
+
+
+def _mixed(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
+    """Add what mixes the tokens of a layer."""
+    attend = latent_attention if config.kv_lora else attention
+    return RECURRENT.get(config.letter(layer), attend)(builder, config, x, layer)
+
+
+def _fed_forward(
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add the feed-forward part of a layer, or its experts with their balance loss."""
+    if config.has_experts(layer):
+        return experts(builder, config, x)
+    return feed_forward(builder, config, "mlp", x, config.ffn_hidden), None
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
@@ -59,14 +103,13 @@ def _summed(
     return stream_norm(builder, config, norm, x) if config.sum_norms else x
 
 
-def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
-    """Add the norm of what a part reads, where the model has one."""
-    before = config.pre_norms and not config.sum_norms
-    return stream_norm(builder, config, name, x) if before else x
+def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, layer: int) -> str:
+    """Add the norm of what a part reads, where the layer has one."""
+    return stream_norm(builder, config, name, x) if config.norms_before(layer) else x
 
 
-def _addend(builder: GraphBuilder, config: DecoderConfig, name: str, part: str) -> str:
-    """Add norm and scale of what a part adds to the stream, where the model has them."""
-    if config.post_norms:
+def _addend(builder: GraphBuilder, config: DecoderConfig, name: str, part: str, layer: int) -> str:
+    """Add norm and scale of what a part adds to the stream, where the layer has them."""
+    if config.norms_behind(layer):
         part = stream_norm(builder, config, f"{name}.post", part)
     return scaled(builder, f"{name}.scaled", part, "b t n", config.residual_scale)

@@ -53,6 +53,7 @@ def _examples() -> Iterator[Example]:
     keyed = f"{_QUERY}, {_QUERY}, {_VALUE}"
     for sizes in (_SMALL, _WIDE, _SINGLE_TOKEN):
         yield from _recurrences("state_space_scan", f"{keyed}, {_HEAD}", sizes)
+        yield from _recurrences("state_space_scan", f"{keyed}, {_HEAD} n!", sizes)
         yield from _recurrences("delta_rule", f"{keyed}, {_HEAD}, {_HEAD}", sizes)
         yield from _recurrences("delta_rule", f"{keyed}, {_HEAD} n!, {_HEAD}", sizes)
 

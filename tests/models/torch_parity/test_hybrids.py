@@ -1,0 +1,73 @@
+"""Hybrids against transformers in float64: the same loss and gradient of every parameter."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.extras import optional
+from tests.models.torch_parity.decoder_cases import SEQ_LEN, VOCAB, imported, lively
+from tests.models.torch_parity.hybrid_cases import HYBRIDS
+from tests.models.torch_parity.hybrid_weights import translated
+from tests.models.torch_parity.machinery import run_ours
+from tests.models.torch_parity.test_decoders import numbers, summed
+
+torch = optional("torch")
+transformers = optional("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NEAR = 1e-9  # of the largest value of a gradient, and of the loss
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Arithmetic in float64 where transformers asks for float32 whatever a module's dtype is."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch, "float", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    monkeypatch.undo()
+    torch.set_default_dtype(torch.float32)
+
+
+def configuration(case: str) -> Any:
+    model_type, values = HYBRIDS[case]
+    config = transformers.AutoConfig.for_model(
+        model_type, **{"pad_token_id": None, "vocab_size": VOCAB} | values
+    )
+    config._experts_implementation = "eager"  # the grouped product is not for float64
+    return config
+
+
+@pytest.mark.parametrize("case", HYBRIDS)
+def test_a_hybrid_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
+    config = configuration(case)
+    module = lively(config)
+    changes = {"capacity_factor": 0.0} if getattr(config, "num_experts_per_tok", 0) else {}
+    graph = imported(config, module, tmp_path, **changes)
+    draw = np.random.default_rng(2)
+    tokens, targets = draw.integers(0, VOCAB, (2, graph.batch, SEQ_LEN))
+    targets[0, -2:] = -1
+    loss = summed(module(input_ids=torch.tensor(tokens)), torch.tensor(targets))
+    loss.backward()
+    named = dict(module.named_parameters())
+    values = {name: numbers(parameter) for name, parameter in named.items()}
+    slopes = {name: numbers(parameter.grad) for name, parameter in named.items()}
+    ours, gradients = run_ours(
+        graph,
+        translated(values, config, graph, values=True),
+        {"tokens": tokens, "targets": targets},
+    )
+    assert ours == pytest.approx(loss.item(), rel=NEAR)
+    expected = translated(slopes, config, graph, values=False)
+    assert expected.keys() == gradients.keys()
+    far = {
+        name: float(np.abs(gradients[name] - slope).max() / np.abs(slope).max())
+        for name, slope in expected.items()
+        if np.abs(gradients[name] - slope).max() > NEAR * np.abs(slope).max()
+    }
+    assert not far, far
