@@ -18,6 +18,8 @@ from tests.executor.kernel_calls import run_state
 ROWS, COLUMNS = 96, 768
 WINDOW = window((2, 2), (1, 1))
 HALF = [(4, 16, 16, 32), (4, 32, 32, 32)]
+KEYED = "b t! g n!, b t! g n!, b t! g r p"
+STATES = [(4, 8, 8, 16), (4, 8, 8, 16), (4, 8, 8, 2, 24)]
 HEADS = [(2, 80, 4, 2, 32), (2, 80, 4, 32), (2, 80, 4, 32)]
 
 # Kind, labels, shapes of inputs and of outputs, attributes.
@@ -40,6 +42,8 @@ CASES: list[Case] = [
       for interleaved in (False, True)),
     ("attention", "b t g r d!, b s! g d!, b s! g u! -> b t g r u!, b t g r", HEADS,
      [HEADS[0], HEADS[0][:-1]], {"causal": True}),
+    ("state_space_scan", f"{KEYED}, b t! g r -> b t! g r p", [*STATES, (4, 8, 8, 2)],
+     [STATES[2]], {}),
     ("conv", "b y! x! c, n q! p! c -> b j! i! n", [HALF[1], (32, 3, 3, 32)], [(*HALF[0][:3], 32)],
      WINDOW),
     ("conv_grad_input", "b j! i! n, n q! p! c -> b y! x! c", [HALF[0], (32, 3, 3, 32)], [HALF[1]],

@@ -43,6 +43,8 @@ SIGNATURES = {
     "layer_norm_grad_weight": "ppppppnn",
     "max_pool": "ppp",
     "max_pool_grad": "pppp",
+    "recurrence": "pppppppp",
+    "recurrence_grad": "ppppppppppppp",
     "relu": "ppn",
     "relu_grad": "pppn",
     "rms_norm": "ppppnnf",

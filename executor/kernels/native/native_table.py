@@ -6,7 +6,14 @@ A factory gives None for what NumPy computes.
 from collections.abc import Callable
 
 from millrace.executor.kernels.context import Kernel, KernelContext
-from millrace.executor.kernels.native import c_attention, c_images, c_optimizer, c_pointwise, c_rows
+from millrace.executor.kernels.native import (
+    c_attention,
+    c_images,
+    c_optimizer,
+    c_pointwise,
+    c_recurrence,
+    c_rows,
+)
 from millrace.executor.kernels.native.c_library import is_available
 from millrace.executor.kernels.onednn import dnnl_convolution
 
@@ -29,6 +36,7 @@ NATIVE: dict[str, NativeFactory] = {
     **dict.fromkeys(c_images.BATCH_NORMS, c_images.batch_norm),
     **dict.fromkeys(c_pointwise.PLAIN, c_pointwise.plain),
     **dict.fromkeys(c_pointwise.WITH_FIT, c_pointwise.with_fit),
+    **dict.fromkeys(c_recurrence.KINDS, c_recurrence.recurrence),
     **dict.fromkeys(c_rows.NORMS, c_rows.norm),
     **dict.fromkeys(c_rows.NORM_GRADIENTS, c_rows.norm_gradient),
 }

@@ -10,6 +10,7 @@ from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.spec import Config, Setting
 from millrace.models.zoo.decoder.recurrent_sizes import (
     ATTENTION,
+    BOTH,
     DELTA_NET,
     DENSE,
     EXPERTS,
@@ -45,7 +46,7 @@ def with_pattern(keys: Keys) -> Keys:
     if not letter:
         return keys
     pattern = _pattern(keys, letter)
-    if ATTENTION not in pattern:
+    if not {ATTENTION, BOTH} & set(pattern):
         alone = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
         keys = keys.without(*alone).over(alone)
     return (
@@ -68,7 +69,7 @@ def hybrid_fields(keys: Keys) -> Config:
         return {}
     pattern = keys.text("pattern")
     fields: Config = {"pattern": pattern}
-    if STATE_SPACE in pattern:
+    if {STATE_SPACE, BOTH} & set(pattern):
         fields["state_space"] = _state_space(keys)
     if DELTA_NET in pattern:
         fields["delta_net"] = _delta_net(keys)
@@ -103,7 +104,9 @@ def _rounded_width(keys: Keys) -> int:
 
 
 def _letter(keys: Keys) -> str:
-    """Letter of the layers without attention; empty where the type has none."""
+    """Letter of the layers without attention alone; empty where the type has none."""
+    if "mamba_d_ssm" in keys.values:
+        return BOTH
     kinds = (
         (_STATE, STATE_SPACE),
         (_HEADS, DELTA_NET),
@@ -153,6 +156,8 @@ def _state_space(keys: Keys) -> dict[str, Setting]:
     heads, groups = keys.integer("mamba_n_heads"), keys.integer("mamba_n_groups")
     if keys.values["mamba_d_head"] == "auto":
         width = keys.integer("mamba_expand") * keys.integer("hidden_size")
+        if keys.has("mamba_d_ssm"):
+            width = keys.integer("mamba_d_ssm")
         keys = keys.without("mamba_d_head").over({"mamba_d_head": width // heads})
     low, high = _step_limits(keys)
     return {
@@ -163,10 +168,19 @@ def _state_space(keys: Keys) -> dict[str, Setting]:
         "taps": keys.integer("mamba_d_conv"),
         "conv_bias": keys.flag("mamba_conv_bias"),
         "bias": keys.flag("mamba_proj_bias"),
-        "norm_groups": groups,
+        "norm_groups": groups if _is_normed(keys) else 0,
         "step_min": low,
         "step_max": high,
     }
+
+
+def _is_normed(keys: Keys) -> bool:
+    """True if what the scan makes is normed, behind its gate."""
+    if not keys.flag("mamba_rms_norm", True):
+        return False
+    if keys.flag("mamba_norm_before_gate", False):
+        raise keys.error("mamba_norm_before_gate", "a norm before the gate is not supported: false")
+    return True
 
 
 def _step_limits(keys: Keys) -> tuple[float, float]:

@@ -11,12 +11,14 @@ from millrace.models.graph import with_batch
 from millrace.models.importers.notes import left_out, seen_answers
 from millrace.models.importers.torch_export.calls import (
     attention_calls,
+    comparison_calls,
     elementwise_calls,
     layer_calls,
     mixture_calls,
     place_calls,
     product_calls,
     rotary_calls,
+    router_calls,
     shape_calls,
 )
 from millrace.models.importers.torch_export.draft import Array, DraftOp, DraftTensor
@@ -38,9 +40,11 @@ from millrace.models.importers.torch_export.writing import BLOCK, DraftWriter
 
 HANDLERS: dict[str, Handler] = {
     **elementwise_calls.HANDLERS,
+    **comparison_calls.HANDLERS,
     **shape_calls.HANDLERS,
     **product_calls.HANDLERS,
     **attention_calls.HANDLERS,
+    **router_calls.HANDLERS,
     **mixture_calls.HANDLERS,
     **rotary_calls.HANDLERS,
     **layer_calls.HANDLERS,
@@ -173,7 +177,7 @@ class _ImportOptions:
 
 
 def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
-    matchers = (*MATCHERS, *rotary_calls.MATCHERS, mixture_calls.mixture)
+    matchers = (*MATCHERS, *rotary_calls.MATCHERS, router_calls.router, mixture_calls.mixture)
     reader = ProgramReader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     name_sources(reader.inputs)
@@ -202,9 +206,22 @@ def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
         classes_dim=added.classes_dim,
         notes=(
             *_left_out(program, reader, sources),
+            *dict.fromkeys(reader.notes),
+            *_absent(reader),
             *seen_answers(in_blocks.graph, both_ways),
         ),
+        absent_ids={name: tuple(ids) for name, ids in reader.absent_ids.items()},
     )
+
+
+def _absent(reader: ProgramReader) -> Iterator[str]:
+    """Notes on ids that inputs are taken not to hold."""
+    for name, ids in reader.absent_ids.items():
+        for number, place in ids.items():
+            yield (
+                f"samples are taken to hold no id {number} in `{name}` (padding, or the place of "
+                f"an image), for which `{place or 'the module itself'}` looks"
+            )
 
 
 def _fed(

@@ -16,6 +16,7 @@ from millrace.models.zoo.decoder.recurrent import (
     state_space,
 )
 from millrace.models.zoo.decoder.recurrent_sizes import (
+    BOTH,
     DELTA_NET,
     KIMI_DELTA,
     SHORT_CONVOLUTION,
@@ -66,6 +67,9 @@ def _bare_layer(
 def _mixed(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add what mixes the tokens of a layer."""
     attend = latent_attention if config.kv_lora else attention
+    if config.letter(layer) == BOTH:
+        parts = attend(builder, config, x, layer), state_space(builder, config, x, layer)
+        return builder.apply("add", "mixers.sum", parts, "b t n, b t n -> b t n")
     return RECURRENT.get(config.letter(layer), attend)(builder, config, x, layer)
 
 

@@ -1,10 +1,11 @@
 """Names of the published decoders, with their sizes, and other names for them."""
 
 from millrace.models.spec import Config
+from millrace.models.zoo.decoder.hybrid_sizes import HYBRIDS
 from millrace.models.zoo.decoder.mixture_sizes import MIXTURES
 from millrace.models.zoo.decoder.sizes import PLAIN
 
-MODELS: dict[str, Config] = {**PLAIN, **MIXTURES}
+MODELS: dict[str, Config] = {**PLAIN, **MIXTURES, **HYBRIDS}
 
 ALIASES = {
     "llama-2-7b": "llama2-7b",

@@ -1,8 +1,9 @@
 """Recurrent sizes: those of layers that go through a sequence by a state, and the layers' order.
 
 A pattern has a letter for every layer, those of Megatron-Core's hybrid patterns
-(megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), `K` for Kimi delta attention and
-`C` for a gated short convolution (LFM2).
+(megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), `K` for Kimi delta attention,
+`C` for a gated short convolution (LFM2) and `H` for attention and a state space side by side
+(Falcon-H1).
 """
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from millrace.models.errors import ModelError
 
 STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA, SHORT_CONVOLUTION = "M", "*", "G", "K", "C"
+BOTH = "H"
 DENSE, EXPERTS = "-", "E"
 KINDS = {
     STATE_SPACE: "state_space",
@@ -17,6 +19,7 @@ KINDS = {
     DELTA_NET: "delta_net",
     KIMI_DELTA: "kimi_delta",
     SHORT_CONVOLUTION: "convolution",
+    BOTH: "attention_and_state_space",
     DENSE: "dense",
     EXPERTS: "experts",
 }

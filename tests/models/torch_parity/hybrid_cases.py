@@ -73,6 +73,19 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         HYBRID | STATE_SPACE | KINDS | {"num_local_experts": 0, "shared_intermediate_size": 20}
         | {"position_embedding_type": "rope", "mamba_n_groups": 1},
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        HYBRID | STATE_SPACE | {"mamba_d_ssm": 24, "mamba_conv_bias": False}
+        | {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 0.6}
+        | {"attention_in_multiplier": 1.1, "attention_out_multiplier": 0.8}
+        | {"ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.7, "mlp_multipliers": [0.9, 1.4]}
+        | {"ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9]},
+    ),
+    "falcon_h1, normed": (
+        "falcon_h1",
+        HYBRID | STATE_SPACE | {"mamba_d_ssm": 24, "mamba_rms_norm": True}
+        | {"mamba_norm_before_gate": False},
+    ),
     "qwen3_next": ("qwen3_next", QWEN | QWEN_EXPERTS | SHARED | {"mlp_only_layers": [1]}),
     "qwen3_5_text": ("qwen3_5_text", QWEN),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN | QWEN_EXPERTS | SHARED),

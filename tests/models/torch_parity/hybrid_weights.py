@@ -47,8 +47,26 @@ def translated(
             full = f"{block}{full}"
             if full not in graph.tensors_by_name:  # of layers of another kind
                 full = full.replace("shared.", "mlp.").replace("ln2", "attn.post")
-            variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
+            factor = _multiplier(ours, config) ** (1 if values else -1)
+            variables[full] = factor * np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
     return variables
+
+
+def _multiplier(ours: str, config: Any) -> float:
+    """Number that a linear map of Falcon-H1 is multiplied by, which our weight is to hold."""
+    if config.model_type != "falcon_h1":
+        return 1.0
+    inside = dict(zip(("z", "x", "b", "c", "dt"), config.ssm_multipliers, strict=True))
+    factors = {f"ssm.{part}": config.ssm_in_multiplier * each for part, each in inside.items()}
+    factors |= dict.fromkeys(("attn.q", "attn.k", "attn.v"), config.attention_in_multiplier)
+    factors["attn.k"] *= config.key_multiplier
+    factors |= {
+        "ssm.out": config.ssm_out_multiplier,
+        "attn.out": config.attention_out_multiplier,
+        "mlp.gate": config.mlp_multipliers[0],
+        "mlp.down": config.mlp_multipliers[1],
+    }
+    return factors.get(ours, 1.0)
 
 
 def _parts(part: str, value: Array, config: Any) -> Parts:

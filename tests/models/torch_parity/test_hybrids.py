@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from millrace.models.importers.huggingface import read_config
+from millrace.models.zoo.catalogue import build, model_spec
 from tests.extras import optional
 from tests.models.torch_parity.decoder_cases import SEQ_LEN, VOCAB, imported, lively
-from tests.models.torch_parity.hybrid_cases import HYBRIDS
+from tests.models.torch_parity.hybrid_cases import FULL, HYBRIDS, LINEAR
 from tests.models.torch_parity.hybrid_weights import translated
 from tests.models.torch_parity.machinery import run_ours
 from tests.models.torch_parity.test_decoders import numbers, summed
@@ -71,3 +74,38 @@ def test_a_hybrid_trains_as_in_transformers(case: str, tmp_path: Path) -> None:
         if np.abs(gradients[name] - slope).max() > NEAR * np.abs(slope).max()
     }
     assert not far, far
+
+
+@pytest.mark.parametrize("model_type", sorted({model_type for model_type, _ in HYBRIDS.values()}))
+def test_a_hybrid_of_default_sizes_has_exactly_the_parameters_of_transformers(
+    model_type: str, tmp_path: Path
+) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert build(read_config(tmp_path, seq_len=SEQ_LEN), 1).parameter_count == count
+
+
+# Models whose configuration class has their sizes by default, but for the layers with attention of
+# Kimi Linear, which are every fourth and the last.
+ZOO = {
+    "qwen3-next-80b-a3b": ("qwen3_next", {}),
+    "qwen3.5-35b-a3b": ("qwen3_5_moe_text", {}),
+    "kimi-linear-48b-a3b": (
+        "kimi_linear",
+        {"layer_types": [FULL if n % 4 == 3 or n == 26 else LINEAR for n in range(27)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_hybrid_of_the_zoo_has_exactly_the_parameters_of_transformers(name: str) -> None:
+    model_type, values = ZOO[name]
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(model_type, **values)
+        )
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert build(msgspec.structs.replace(model_spec(name), seq_len=8), 1).parameter_count == count

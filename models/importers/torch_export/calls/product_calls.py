@@ -14,6 +14,7 @@ from millrace.models.importers.torch_export.draft import (
     tokens,
 )
 from millrace.models.importers.torch_export.extents import (
+    Group,
     TensorAxis,
     leaves,
     size_of,
@@ -24,7 +25,7 @@ from millrace.models.importers.torch_export.program_reader import (
     ProgramReader,
     UnsupportedCallError,
 )
-from millrace.models.importers.torch_export.views import squeezed, viewed
+from millrace.models.importers.torch_export.views import squeezed
 
 _LETTERS = "abcdefghijklmnopqrstuvw"
 
@@ -59,7 +60,8 @@ def matrices(reader: ProgramReader, left: Array, right: Array) -> Array:
     return product(reader.draft, left, right, (left_letters, right_letters, lead + "xz"))
 
 
-def _matmul(reader: ProgramReader, a: Arguments) -> Array:
+def matmul(reader: ProgramReader, a: Arguments) -> Array:
+    """Product of matrices, or of as many as the first dims count."""
     left = reader.array(floating(a["self"]))
     right = reader.array(floating(a.get("other", a.get("mat2"))))
     return matrices(reader, left, right)
@@ -138,21 +140,22 @@ def _origins(reader: ProgramReader, tensor: DraftTensor) -> list[DraftTensor]:
 
 def _known_rows(reader: ProgramReader, table: Array, ids: Any) -> Array | None:
     """Rows that follow each other, or one row everywhere: a slice of the table."""
-    flat = ids.reshape(-1)
-    first = int(flat[0])
-    if bool((flat == first).all()):
+    first = int(ids.reshape(-1)[0])
+    varying = [dim for dim in range(ids.ndim) if bool((ids != ids.narrow(dim, 0, 1)).any())]
+    lead: list[Group] = [(TensorAxis(size),) if size > 1 else () for size in ids.shape]
+    if not varying:
         row = squeezed(reader.draft, narrowed(reader.draft, table, 0, first, 1), (0,))
-        lead = tuple((TensorAxis(size),) if size > 1 else () for size in ids.shape)
         return Array(row.tensor, (*lead, *row.dims))
-    longest = max(ids.shape)
-    if flat.numel() == longest and bool((flat[1:] - flat[:-1] == 1).all()):
-        rows = narrowed(reader.draft, table, 0, first, longest)
-        return viewed(reader.draft, rows, (*ids.shape, table.shape[1]))
+    line = ids.movedim(varying[0], 0).reshape(ids.shape[varying[0]], -1)[:, 0]
+    if len(varying) == 1 and bool((line[1:] - line[:-1] == 1).all()):
+        rows = narrowed(reader.draft, table, 0, first, len(line))
+        lead[varying[0]] = rows.dims[0]
+        return Array(rows.tensor, (*lead, *rows.dims[1:]))
     return None
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "linear": _linear,
     "einsum": _einsum,
