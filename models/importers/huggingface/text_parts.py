@@ -58,8 +58,6 @@ _WRAPPED = {
         "qianfan_ocr": "QianfanOCR",
         "qwen3_vl": "Qwen3VL",
     },
-    "qwen3_5_text": {"qwen3_5": "Qwen3_5"},
-    "qwen3_5_moe_text": {"qwen3_5_moe": "Qwen3_5Moe"},
     "qwen3_moe": {"qwen3_vl_moe": "Qwen3VLMoe"},
 }
 _OTHER_CLASSES = {"kimi_k25": ("Kimi_K25ForConditionalGeneration",)}
