@@ -51,13 +51,13 @@ _WRAPPED = {
         "qwen2_5_vl": "Qwen2_5_VL",
         "video_llama_3": "VideoLlama3",
     },
+    "qwen3_5_text": {"qwen3_5": "Qwen3_5"},
+    "qwen3_5_moe_text": {"qwen3_5_moe": "Qwen3_5Moe"},
     "qwen3": {
         "lighton_ocr": "LightOnOcr",
         "qianfan_ocr": "QianfanOCR",
         "qwen3_vl": "Qwen3VL",
     },
-    "qwen3_5_text": {"qwen3_5": "Qwen3_5"},
-    "qwen3_5_moe_text": {"qwen3_5_moe": "Qwen3_5Moe"},
     "qwen3_moe": {"qwen3_vl_moe": "Qwen3VLMoe"},
 }
 _OTHER_CLASSES = {"kimi_k25": ("Kimi_K25ForConditionalGeneration",)}
