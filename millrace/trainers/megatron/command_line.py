@@ -22,6 +22,7 @@ from millrace.trainers.megatron.argument_table import (
 )
 from millrace.trainers.megatron.earlier_arguments import DEEPSPEED, last_year, release_of
 from millrace.trainers.megatron.given_arguments import GivenArguments
+from millrace.trainers.megatron.hybrid_layers import PATTERN
 from millrace.trainers.megatron.job_of_arguments import read_job
 from millrace.trainers.megatron.job_values import MEGATRON, job_values
 from millrace.trainers.megatron.unplanned_arguments import USUAL, check_others
@@ -35,7 +36,7 @@ from millrace.trainers.trainer import (
     WrittenSettings,
 )
 
-PROGRAM = "pretrain_gpt.py"
+PROGRAM, HYBRID_PROGRAM = "pretrain_gpt.py", "pretrain_hybrid.py"
 # Arguments by which a command line is told from others, whatever its program's name is.
 KNOWN_BY_IN_YAML = (
     *("num_attention_heads:", "tensor_model_parallel_size:", "--hidden-size:"),
@@ -48,7 +49,7 @@ KNOWN_BY = re.compile(
 FLASH_BY_DEFAULT, BEFORE_CORE = 2023, 2022
 # Words in the names of programs that train other models than decoders of text.
 OTHERS = re.compile(
-    r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|mamba|hybrid|"
+    r"(?<![a-z0-9])(bert|t5|ict|realm|orqa|retro|retriever|biencoder|vit|vision|dino|"
     r"vlm|vl|clip|mimo|llava|multimodal)(?![a-z0-9])(?!.*(/.*/|gpt|llama))"
 )
 DECAY = "--lr-decay-style"  # linear where it is left out, which an export may say otherwise
@@ -75,6 +76,7 @@ def write(job: TrainingJob) -> WrittenSettings:
         Megatron-LM has no setting for a choice; names it.
     """
     values, unsaid = job_values(job)
+    program = HYBRID_PROGRAM if values.get(PATTERN) else PROGRAM
     words = words_of(values)
     lines = [
         "#!/bin/bash",
@@ -95,7 +97,7 @@ def write(job: TrainingJob) -> WrittenSettings:
         f"torchrun --nproc-per-node {job.devices_per_node} --nnodes {job.nodes} "
         '--node-rank "${NODE_RANK:-0}" \\',
         '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
-        f'    {PROGRAM} "${{SETTINGS[@]}}" "${{DATA[@]}}" \\',
+        f'    {program} "${{SETTINGS[@]}}" "${{DATA[@]}}" \\',
         '    --train-iters "${TRAIN_ITERS:-100}" --eval-iters 0 --log-interval 1 --log-throughput',
         "",
     ]

@@ -1,6 +1,7 @@
 """Megatron-LM's arguments as a job; `job_values` is the inverse."""
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from math import lcm
 from typing import Any
@@ -11,6 +12,7 @@ from millrace.planner.frameworks.model_settings import with_capacity
 from millrace.planner.search import Pins
 from millrace.published.columns import RECOMPUTE_MODULES
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron.hybrid_layers import given_pattern
 from millrace.trainers.megatron.job_values import MEGATRON, usual_modules
 from millrace.trainers.megatron.model_reading import read_model
 from millrace.trainers.megatron.pipeline_layout import layout_layers
@@ -44,6 +46,8 @@ def read_job(
         A setting is missing or contradicts another; names both.
     """
     check_job(values)
+    if (hybrid := given_pattern(values)) is not None:
+        values = ChainMap({"num_layers": len(hybrid.letters)}, values)  # type: ignore[arg-type]
     degrees = {
         "tp": values["tensor_model_parallel_size"],
         "pp": values["pipeline_model_parallel_size"],
@@ -133,7 +137,15 @@ def _check_experts(values: Mapping[str, Any], degrees: Mapping[str, int]) -> Non
 
 def _chunks(values: Mapping[str, Any], pp: int) -> tuple[tuple[int, ...], int]:
     """Layers of every chunk, none where they are even, and the chunks of a stage."""
-    layers = values["num_layers"]
+    layers, hybrid = values["num_layers"], given_pattern(values)
+    if hybrid is not None and len(hybrid.chunks) > 1:
+        counts = hybrid.chunks
+        if len(counts) % pp:
+            raise SettingsError(
+                f"--hybrid-layer-pattern has {len(counts)} chunks (`|` is between them), which are "
+                f"no multiple of {pp} stages"
+            )
+        return () if len(set(counts)) == 1 else counts, len(counts) // pp
     if values["pipeline_model_parallel_layout"]:
         counts = layout_layers(values["pipeline_model_parallel_layout"])
         if len(counts) % pp or sum(counts) != layers:

@@ -12,11 +12,16 @@ from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import DROPLESS, capacity_of
 from millrace.published.framework_of_row import settings
 from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron.hybrid_layers import PATTERN, hybrid_values
 from millrace.trainers.megatron.model_values import DECODER, model_values
 from millrace.trainers.megatron.pipeline_layout import layout_text
 
 MEGATRON = "megatron-core"
 FLEX = ("deepep", "hybridep")
+# Settings in whose place a hybrid pattern is.
+BY_PATTERN = (
+    *("pipeline_model_parallel_layout", "num_virtual_stages_per_pipeline_rank", "moe_layer_freq"),
+)
 
 
 def job_values(job: TrainingJob) -> tuple[dict[str, Any], list[str]]:
@@ -45,7 +50,20 @@ def job_values(job: TrainingJob) -> tuple[dict[str, Any], list[str]]:
         "hidden_dropout": 0.0,
         "cross_entropy_loss_fusion": True,
     }
+    values |= _layer_kinds(job)
+    if PATTERN in values:
+        values = {name: value for name, value in values.items() if name not in BY_PATTERN}
     return values | _optimizer(job, unsaid), unsaid
+
+
+def _layer_kinds(job: TrainingJob) -> dict[str, Any]:
+    """Settings of layers that differ in kind; a hybrid pattern says the chunks of a pipeline."""
+    if job.model.family != DECODER:
+        return {}
+    config, pins = msgspec.convert(job.model.config, DecoderConfig), job.pins
+    chunks = (pins.pp or 1) * (pins.interleave or 1)
+    even = (config.layers // chunks,) * chunks if chunks > 1 else ()
+    return hybrid_values(config, job.chunk_layers or even)
 
 
 def _degrees(job: TrainingJob) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import model_spec
+from millrace.trainers.megatron.hybrid_layers import VARIANT, given_pattern, read_hybrid
 from millrace.trainers.megatron.layer_patterns import layer_pattern
 from millrace.trainers.megatron.model_values import DECODER, GPT
 from millrace.trainers.model_names import alike, known_name, name_of, stated
@@ -60,6 +61,7 @@ def read_model(
     form = _positions_of(values)
     learned = form == "learned_absolute"
     plain = not (values["swiglu"] or values["quick_geglu"] or values["squared_relu"])
+    plain = plain and given_pattern(values) is None and not values.get(VARIANT)
     simple = plain and values["normalization"] == "LayerNorm" and not values["num_experts"]
     grouped = values["group_query_attention"] or values["multi_latent_attention"]
     family = GPT if learned and simple and not grouped else DECODER
@@ -149,10 +151,8 @@ def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dic
     gated = values["swiglu"] or values["quick_geglu"]
     capped = values["activation_func_clamp_value"] and gated  # a sigmoid's gate in either form
     activation = (
-        "silu" if values["swiglu"] or capped else "relu" if values["squared_relu"] else "gelu"
+        "silu" if values["swiglu"] or capped else "relu2" if values["squared_relu"] else "gelu"
     )
-    if values["squared_relu"]:
-        notes.append("--squared-relu: planned as ReLU, whose costs are the same")
     if form in ("learned_absolute", "relative"):
         notes.append(
             f"{form.replace('_absolute', '')} positions: planned without, a table of a few MiB"
@@ -175,6 +175,7 @@ def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dic
         "qk_norm": ("rms" if values["normalization"] == "RMSNorm" else "layer")
         * values["qk_layernorm"],
         "mtp_layers": values["mtp_num_layers"] or 0,
+        "attention_gate": "sigmoid" if values["attention_output_gate"] else "",
         "gate_cap": float(capped or 0.0),
     }
     if values["mtp_num_layers"]:
@@ -183,6 +184,7 @@ def _read_decoder(values: Mapping[str, Any], form: str, notes: list[str]) -> dic
     config |= _read_positions(values, form, config)
     config["alibi"] = ALIBI if values.get("alibi") else 0.0
     config |= _read_experts(values, layers, config["ffn_hidden"])
+    config |= read_hybrid(values, config, notes)
     bias = bool(values["add_bias_linear"])
     dense = not config.get("experts") or bool(config["dense_layers"])
     config["qkv_bias"] = bias or values["add_qkv_bias"]
@@ -275,6 +277,8 @@ def _read_experts(values: Mapping[str, Any], layers: int, ffn_hidden: int) -> di
         "normalize_weights": not (softmax and values["moe_router_pre_softmax"])
         or values["moe_router_topk"] == 1,
         "weigh_inputs": values["moe_apply_probs_on_input"],
+        "shared_gate": values["moe_shared_expert_gate"],
+        "expert_latent": values["moe_latent_size"] or 0,
         "dense_layers": tuple(dense),
         "router_groups": values["moe_router_num_groups"] or 1,
         "kept_groups": values["moe_router_group_topk"] or 1,

@@ -32,10 +32,9 @@ _FIXED: dict[str, Any] = {
     "inner_norms": False,
     "qk_norm_whole": False,
     "qk_norm_last": False,
-    "attention_gate": "",
     "window_rotary_dims": 0,
-    "shared_gate": False,
     "router_correction": False,
+    "gate_per_head": False,
     "clip_qkv": 0.0,
     "alibi": 0.0,
     "chunk": 0,
@@ -134,6 +133,7 @@ def _decoder_values(model: ModelSpec) -> tuple[dict[str, Any], list[str]]:
         "untie_embeddings_and_output_weights": not config.tied,
         "ffn_hidden_size": config.ffn_hidden or config.expert_hidden,
         "qk_layernorm": bool(config.qk_norm),
+        "attention_output_gate": bool(config.attention_gate),
         "activation_func_clamp_value": config.gate_cap or None,
         **_activation(config, unsaid),
         **_biases(config, unsaid),
@@ -236,6 +236,8 @@ def _experts(config: DecoderConfig, unsaid: list[str]) -> dict[str, Any]:
         "moe_router_pre_softmax": config.router == "softmax"
         and (not config.normalize_weights or config.experts_per_token == 1),
         "moe_apply_probs_on_input": config.weigh_inputs,
+        "moe_shared_expert_gate": config.shared_gate,
+        "moe_latent_size": config.expert_latent or None,
         "moe_grouped_gemm": True,
     }
     if config.dense_layers:

@@ -16,9 +16,6 @@ USUAL = (
 )
 # Jobs that are none of a plan's.
 _OTHER_JOBS = {
-    **dict.fromkeys(
-        ("hybrid_layer_pattern", "hybrid_override_pattern", "is_hybrid_model"), "Mamba layers"
-    ),
     "heterogeneous_layers_config_path": "layers of several sizes",
     "heterogeneous_layers_config_encoded_json": "layers of several sizes",
     "perform_rl_step": "reinforcement learning",
@@ -33,7 +30,6 @@ _OTHERWISE = {
     "moe_shared_expert_overlap": "the shared expert beside the exchange of tokens",
     "defer_embedding_wgrad_compute": "the embedding's gradient at the end",
     "delay_wgrad_compute": "gradients of weights later",
-    "experimental_attention_variant": "another attention, planned as the usual one",
     "tensor_parallel_num_weight_shards": "weights that are gathered before use",
     "distribute_saved_activations": "saved activations split among tensor parallel ranks",
     "rampup_batch_size": "a batch that grows, planned at its full size",
@@ -41,9 +37,7 @@ _OTHERWISE = {
     "fp32_residual_connection": "sums of layers in float32, planned in the model's precision",
     "first_last_layers_bf16": "layers at both ends in bfloat16, planned as the others",
     "fp8_param_gather": "weights gathered in 8 bits, planned in 16",
-    "moe_latent_size": "experts of a narrower input, planned with the layer's",
     "moe_layer_recompute": "layers of experts recomputed, planned as --recompute-granularity says",
-    "attention_output_gate": "a gate after attention, planned without",
     "freeze_all_layers": "weights that do not change, planned as trained",
     "noop_layers": "layers that do nothing, planned as the others",
     "recompute_activation": "activation functions that are recomputed, planned as kept",

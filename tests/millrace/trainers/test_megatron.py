@@ -1,5 +1,6 @@
 """Megatron-LM's command line: what is written is read back, and what scripts say is worked out."""
 
+import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -86,6 +87,63 @@ def test_jobs_come_back(model, pins):
     config = {**model.config, "activation": "silu"}
     there = job(changed(model, config=config), **pins)
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+HYBRIDS = ("nemotron-3-nano", "nemotron-3-super", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b")
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_of_several_kinds_come_back(name: str):
+    model = model_spec(name, precision="bf16")
+    config = {**model.config, "capacity_factor": 1.0}
+    there = job(changed(model, config=config))
+    written = MEGATRON_CORE.write(there)
+    hybrid = bool(model.config.get("bare_layers"))
+    assert ("pretrain_hybrid.py" in written.files["launch.sh"]) == hybrid
+    assert ("--hybrid-layer-pattern" in written.arguments) == hybrid
+    assert ("--linear-attention-freq" in written.arguments) != hybrid
+    assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_a_hybrid_pattern_says_the_chunks_of_a_pipeline():
+    model = model_spec("nemotron-3-nano", precision="bf16")
+    model = changed(model, config={**model.config, "capacity_factor": 1.0})
+    there = replace(
+        job(model, interleave=2, schedule="interleaved-1f1b"),
+        chunk_layers=(12, 14, 14, 12),
+    )
+    written = MEGATRON_CORE.write(there)
+    pattern = written.arguments[written.arguments.index("--hybrid-layer-pattern") + 1]
+    assert [len(chunk) for chunk in pattern.split("|")] == [12, 14, 14, 12]
+    assert "--num-virtual-stages-per-pipeline-rank" not in written.arguments
+    assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_hybrid_patterns_of_users_are_read():
+    words = (
+        "--hybrid-layer-pattern 'M-M*|M-M-' --mamba-num-heads 8 --mamba-num-groups 2 "
+        "--pipeline-model-parallel-size 2 --squared-relu"
+    )
+    config = settings_of(words).job.model.config
+    assert config["pattern"] == "M-M*M-M-"
+    assert config["layers"] == 8
+    assert config["state_space"]["heads"] == 8
+    assert config["activation"] == "relu2"
+    assert settings_of("--is-hybrid-model").job.model.config["pattern"] == "MM"
+    sparse = settings_of(
+        "--multi-latent-attention --experimental-attention-variant dsa --dsa-indexer-topk 64 "
+        "--dsa-indexer-n-heads 4 --dsa-indexer-head-dim 32 --kv-lora-rank 32 --qk-head-dim 16 "
+        "--qk-pos-emb-head-dim 16 --v-head-dim 16 --position-embedding-type rope"
+    )
+    assert sparse.job.model.config["index_topk"] == 64
+    for wrong, sentence in {
+        "--hybrid-layer-pattern M-X": "none of `X`",
+        "--experimental-attention-variant gated_delta_net": "--linear-attention-freq is missing",
+        "--experimental-attention-variant dsa --multi-latent-attention": "--dsa-indexer-topk is",
+        "--hybrid-layer-pattern 'M|M|M' --pipeline-model-parallel-size 2": "no multiple of 2",
+    }.items():
+        with pytest.raises(SettingsError, match=re.escape(sentence)):
+            settings_of(wrong)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -349,7 +407,7 @@ def test_what_a_plan_has_no_place_for_is_said_or_refused():
         free = settings_of(words)
         assert [sentence in text for text in free.unplanned] == [True], words
         assert not free.ignored, words
-    for words in ("--lora-rank 8", "--hybrid-override-pattern M*M*"):
+    for words in ("--lora-rank 8", "--heterogeneous-layers-config-path x"):
         with pytest.raises(SettingsError, match="--ignore"):
             settings_of(words)
         assert settings_of(words, (words.split()[0].strip("-"),)).job == settings_of("").job
