@@ -207,8 +207,9 @@ def top_k(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `top_k`: dy at the scores that were chosen; the choice itself has no slope."""
     expression = parse(op.labels)
     value, expert, _ = expression.outputs
-    labels = write((value, expert), expression.inputs, expression.whole_labels)
-    return tape.emit(op, 0, "top_k_grad", (dy, op.outputs[1]), labels)
+    labels = write((value, expert), expression.inputs[:1], expression.whole_labels)
+    dscores = tape.emit(op, 0, "top_k_grad", (dy, op.outputs[1]), labels)
+    return *dscores, *(None for _ in op.inputs[1:])
 
 
 def dispatch(tape: Tape, op: Op, dy: str) -> Gradients:

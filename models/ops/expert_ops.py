@@ -21,7 +21,8 @@ ROWS = (
         description="(scores) b t! e! -> b t! k!, b t! k!, b t! k!: per token the k largest "
         "scores, their experts, and the place each gets there (by choice, then position; -1 beyond "
         "`capacity`); with `groups` > 1 only experts of the best `kept_groups` groups (by the sum "
-        "of their two largest scores) are chosen",
+        "of their two largest scores) are chosen; a second input e! is added to the scores for "
+        "choosing alone",
         extra_outputs=("expert", "place"),
         integer_outputs=(1, 2),
         attributes=("capacity", "groups", "kept_groups"),

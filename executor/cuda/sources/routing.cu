@@ -30,14 +30,19 @@ template <typename W> __device__ inline Ranked<W> warp_best(Ranked<W> best) {
   return best;
 }
 
+// The value of an expert for choosing: its score, and its bias where there is one.
+template <typename T> __device__ inline Wide<T> choice_value(const T* values, const T* bias, i64 at) {
+  return comparable(bias ? wide(values[at]) + wide(bias[at]) : wide(values[at]));
+}
+
 // The best of `values` behind `last` (index -1: of all), among the experts of groups that rank not
 // behind `limit` (index -1: among all); `group_size` experts make a group.
 template <typename T, typename W>
-__device__ inline Ranked<W> next_of(const T* values, int count, Ranked<W> last, const W* groups,
-                                    int group_size, Ranked<W> limit) {
+__device__ inline Ranked<W> next_of(const T* values, const T* bias, int count, Ranked<W> last,
+                                    const W* groups, int group_size, Ranked<W> limit) {
   Ranked<W> best = {0, -1};
   for (int at = threadIdx.x % 32; at < count; at += 32) {
-    Ranked<W> one = {comparable(wide(values[at])), at};
+    Ranked<W> one = {choice_value(values, bias, at), at};
     if (last.index >= 0 && !last.before(one)) continue;
     if (limit.index >= 0) {
       Ranked<W> group = {comparable(groups[at / group_size]), at / group_size};
@@ -48,15 +53,18 @@ __device__ inline Ranked<W> next_of(const T* values, int count, Ranked<W> last, 
   return warp_best(best);
 }
 
-// groups [b t, g] = the sum of a group's two largest scores, or its only one.
+// groups [b t, g] = the sum of a group's two largest scores, or its only one; `biased`: `bias` is
+// added to them.
 template <typename T>
-__global__ void group_scores(const T* scores, Wide<T>* groups, i64 group_size, i64 count) {
+__global__ void group_scores(const T* scores, const T* bias, int biased, Wide<T>* groups,
+                             i64 group_size, i64 group_count, i64 count) {
   typedef Wide<T> W;
   for (i64 at = first_element(); at < count; at += element_stride()) {
     const T* from = scores + at * group_size;
+    const T* added = biased ? bias + at % group_count * group_size : nullptr;
     W first = lowest<W>(), second = lowest<W>();
     for (i64 expert = 0; expert < group_size; expert++) {
-      W value = comparable(wide(from[expert]));
+      W value = choice_value(from, added, expert);
       if (value > first) {
         second = first;
         first = value;
@@ -69,13 +77,16 @@ __global__ void group_scores(const T* scores, Wide<T>* groups, i64 group_size, i
 }
 
 // value, expert [b t, k] of scores [b t, e], and the experts once more as chosen [b, k, t]; one
-// warp per token. `kept` groups may be chosen from, all where it is 0.
+// warp per token. `kept` groups may be chosen from, all where it is 0; `biased`: choices are those
+// of the scores plus `bias`.
 template <typename T>
-__global__ void choose(const T* scores, const Wide<T>* groups, T* value, int* expert, int* chosen,
+__global__ void choose(const T* scores, const T* bias, int biased, const Wide<T>* groups, T* value, int* expert, int* chosen,
                        Control* control, int experts, int choices, int group_count, int kept,
                        i64 sample_tokens, i64 tokens) {
   typedef Wide<T> W;
   const Ranked<W> none = {0, -1};
+  const T* added = biased ? bias : nullptr;
+  const W* alone = nullptr;
   i64 warps = blockDim.x / 32;
   W margin = -lowest<W>();
   for (i64 token = blockIdx.x * warps + threadIdx.x / 32; token < tokens;
@@ -84,15 +95,15 @@ __global__ void choose(const T* scores, const Wide<T>* groups, T* value, int* ex
     const W* of_groups = groups + token * group_count;
     Ranked<W> limit = none;
     for (int group = 0; group < kept; group++) {
-      limit = next_of(of_groups, group_count, limit, of_groups, 1, none);
+      limit = next_of(of_groups, alone, group_count, limit, of_groups, 1, none);
     }
     if (kept > 0) {
-      Ranked<W> left_out = next_of(of_groups, group_count, limit, of_groups, 1, none);
+      Ranked<W> left_out = next_of(of_groups, alone, group_count, limit, of_groups, 1, none);
       margin = smaller(margin, limit.value - left_out.value);
     }
     Ranked<W> last = none;
     for (int choice = 0; choice < choices; choice++) {
-      last = next_of(from, experts, last, of_groups, experts / group_count, limit);
+      last = next_of(from, added, experts, last, of_groups, experts / group_count, limit);
       if (threadIdx.x % 32 == 0) {
         value[token * choices + choice] = from[last.index];
         expert[token * choices + choice] = last.index;
@@ -100,7 +111,7 @@ __global__ void choose(const T* scores, const Wide<T>* groups, T* value, int* ex
         chosen[(sample * choices + choice) * sample_tokens + token % sample_tokens] = last.index;
       }
     }
-    Ranked<W> left_out = next_of(from, experts, last, of_groups, experts / group_count, limit);
+    Ranked<W> left_out = next_of(from, added, experts, last, of_groups, experts / group_count, limit);
     if (left_out.index >= 0) margin = smaller(margin, last.value - left_out.value);
   }
   // of numbers that are not negative the bits rank as they do; a NaN is no margin

@@ -21,6 +21,13 @@ class _Best:
     ----------
     rows, columns
         Shape of what is chosen from.
+
+    Attributes
+    ----------
+    left
+        What may still be found.
+    index, flat, value
+        Of every row's largest: its place in the row and in all rows, and the number.
     """
 
     def __init__(self, rows: int, columns: int, dtype: str) -> None:
@@ -28,22 +35,23 @@ class _Best:
         self.index = np.empty(rows, np.intp)
         self.value = np.empty(rows, dtype)
         self._starts = np.arange(rows, dtype=np.intp) * columns
-        self._flat = np.empty(rows, np.intp)
+        self.flat = np.empty(rows, np.intp)
 
     def find(self) -> None:
         """Leave the first largest of every row in `index` and `value`."""
         np.argmax(self.left, axis=1, out=self.index)
-        np.add(self.index, self._starts, out=self._flat)
-        np.take(self.left.reshape(-1), self._flat, out=self.value, mode="clip")
+        np.add(self.index, self._starts, out=self.flat)
+        np.take(self.left.reshape(-1), self.flat, out=self.value, mode="clip")
 
     def remove(self) -> None:
         """Let what was found not be found again."""
-        self.left.reshape(-1)[self._flat] = -np.inf
+        self.left.reshape(-1)[self.flat] = -np.inf
 
 
 def top_k(context: KernelContext) -> Kernel:
     """Kernel of the largest scores of every token, their experts, and its places there.
 
+    Where there is a bias of every expert, choices are those of the sums, values the scores alone.
     The smallest distance between a score that was chosen and one that just was not, of groups too,
     is kept in the run: within it, another order of sums may choose otherwise.
 
@@ -66,17 +74,24 @@ def top_k(context: KernelContext) -> Kernel:
     limit = _group_limit(best, groups, kept_groups) if 1 < groups != kept_groups else None
     capacity = int(context.attributes["capacity"])
     last = np.empty(tokens, dtype)
+    unbiased = np.empty(tokens, dtype) if len(context.inputs) > 1 else best.value
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         margin = np.inf
         for sample in range(samples):
             value, expert, place = (array[sample] for array in outputs)
-            np.copyto(best.left, inputs[0][sample])
+            if len(inputs) > 1:
+                np.add(inputs[0][sample], inputs[1], out=best.left)
+            else:
+                np.copyto(best.left, inputs[0][sample])
             if limit is not None:
                 margin = min(margin, limit())
             for choice in range(choices):
                 best.find()
-                value[:, choice], expert[:, choice] = best.value, best.index
+                if len(inputs) > 1:
+                    scores = inputs[0][sample].reshape(-1)
+                    np.take(scores, best.flat, out=unbiased, mode="clip")
+                value[:, choice], expert[:, choice] = unbiased, best.index
                 best.remove()
             if choices < experts:
                 np.copyto(last, best.value)

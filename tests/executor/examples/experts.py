@@ -12,6 +12,7 @@ Attributes = dict[str, int | float | str | bool]
 
 CAPACITY = 2  # of two choices of six tokens among four experts: some are dropped
 TOP_K = "b t! e! -> b t! k!, b t! k!, b t! k!"
+BIASED_TOP_K = "b t! e!, e! -> b t! k!, b t! k!, b t! k!"
 UNGROUPED: Attributes = {"capacity": CAPACITY, "groups": 1, "kept_groups": 1}
 
 
@@ -46,6 +47,10 @@ def _top_k() -> Iterator[Example]:
                 # rounded scores have equals among them
                 derive=lambda scores, decimals=decimals: (np.round(scores, decimals),),
             )  # fmt: skip
+        yield Example(
+            kind="top_k", labels=BIASED_TOP_K, attributes=attributes, sizes=_SIZES | sizes,
+            large=_LARGE | {"e": 24},
+        )  # fmt: skip
 
 
 EXAMPLES = (

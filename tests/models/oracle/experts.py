@@ -9,12 +9,12 @@ from millrace.models.labels import EXPERT
 from tests.models.oracle.call import Array, Call, Definition
 
 
-def top_k(call: Call, scores: Array) -> tuple[Array, ...]:
+def top_k(call: Call, scores: Array, bias: Array | float = 0.0) -> tuple[Array, ...]:
     choices, capacity = call.shape_out()[-1], call.attributes["capacity"]
     groups, kept_groups = call.attributes["groups"], call.attributes["kept_groups"]
-    open_to = scores.copy()
+    open_to = scores + bias
     if groups > 1:
-        members = scores.reshape(*scores.shape[:-1], groups, -1)
+        members = open_to.reshape(*scores.shape[:-1], groups, -1)
         of_group = np.sort(members, -1)[..., -2:].sum(-1)
         best = np.argsort(-of_group, -1, kind="stable")[..., :kept_groups]
         is_kept = (best[..., None] == np.arange(groups)).any(-2)

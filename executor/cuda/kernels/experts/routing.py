@@ -34,6 +34,7 @@ WARPS = BLOCK_THREADS // WARP_THREADS
 def top_k(context: KernelContext) -> Calls:
     """Calls of the largest scores of every token, their experts, and its places there.
 
+    Where there is a bias of every expert, choices are those of the sums, values the scores alone.
     The smallest distance between a score that was chosen and one that just was not, of groups too,
     is kept in the rank's `Control`.
 
@@ -58,11 +59,13 @@ def top_k(context: KernelContext) -> Calls:
     # Scores of groups come first: their elements may be wider than the chosen experts' numbers.
     groups_bytes = rows * groups * (8 if scores.dtype == "float64" else 4) if limited else 0
     chosen = workspace(groups_bytes)
+    biased = len(context.inputs) > 1
+    read_scores = (read(0), read(int(biased)), np.int32(biased))
     choose = Launch(
         SOURCE, "choose" + types(scores.dtype),
         (max(1, min(ceil(rows / WARPS), BLOCKS_MAX)), 1, 1), (BLOCK_THREADS, 1, 1),
         (
-            read(0), workspace(), write(0), write(1), chosen, CONTROL, np.int32(experts),
+            *read_scores, workspace(), write(0), write(1), chosen, CONTROL, np.int32(experts),
             np.int32(choices), np.int32(groups), np.int32(kept_groups if limited else 0),
             np.int64(tokens), np.int64(rows),
         ),
@@ -80,7 +83,7 @@ def top_k(context: KernelContext) -> Calls:
         return same_calls(choose, places, workspace_bytes=workspace_bytes)
     of_groups = elementwise(
         SOURCE, "group_scores" + types(scores.dtype), rows * groups,
-        read(0), workspace(), np.int64(experts // groups),
+        *read_scores, workspace(), np.int64(experts // groups), np.int64(groups),
     )  # fmt: skip
     return same_calls(of_groups, choose, places, workspace_bytes=workspace_bytes)
 
