@@ -70,6 +70,30 @@ class Array:
         return axis in self.tensor.leaves()
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Route:
+    """Experts that tokens choose.
+
+    Attributes
+    ----------
+    scores : DraftTensor
+        Scores of all experts.
+    values : Array
+        Those of the chosen ones.
+    expert, place : DraftTensor
+        Ids of the chosen experts, and the places that a token gets there.
+    places, experts : Extent
+        Lengths: places of an expert for a sample; experts, once a weight of them is read.
+    """
+
+    scores: DraftTensor
+    values: Array
+    expert: DraftTensor
+    place: DraftTensor
+    places: Extent
+    experts: Extent | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Token:
     """One label of a step, or one per leaf of its axes.

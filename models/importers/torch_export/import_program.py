@@ -17,6 +17,7 @@ from millrace.models.importers.torch_export.calls import (
     place_calls,
     product_calls,
     rotary_calls,
+    router_calls,
     shape_calls,
 )
 from millrace.models.importers.torch_export.draft import Array, DraftOp, DraftTensor
@@ -41,6 +42,7 @@ HANDLERS: dict[str, Handler] = {
     **shape_calls.HANDLERS,
     **product_calls.HANDLERS,
     **attention_calls.HANDLERS,
+    **router_calls.HANDLERS,
     **mixture_calls.HANDLERS,
     **rotary_calls.HANDLERS,
     **layer_calls.HANDLERS,
@@ -173,7 +175,7 @@ class _ImportOptions:
 
 
 def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
-    matchers = (*MATCHERS, *rotary_calls.MATCHERS, mixture_calls.mixture)
+    matchers = (*MATCHERS, *rotary_calls.MATCHERS, router_calls.router, mixture_calls.mixture)
     reader = ProgramReader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
     name_sources(reader.inputs)
@@ -202,6 +204,7 @@ def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
         classes_dim=added.classes_dim,
         notes=(
             *_left_out(program, reader, sources),
+            *dict.fromkeys(reader.notes),
             *seen_answers(in_blocks.graph, both_ways),
         ),
     )

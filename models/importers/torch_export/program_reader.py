@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millrace.models.errors import ModelError
-from millrace.models.importers.torch_export.draft import Array, Draft, DraftTensor, fresh
+from millrace.models.importers.torch_export.draft import Array, Draft, DraftTensor, Route, fresh
 from millrace.models.importers.torch_export.extents import Extent, ShapeError, TensorAxis
 from millrace.models.importers.torch_export.node_matching import MatchedCall, kind
 from millrace.models.importers.torch_export.sources import ParameterSource
@@ -44,7 +44,8 @@ Handler = Callable[["ProgramReader", Arguments], Any]
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
 _SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0, "zero": 0.0}
-_STATISTICS = ("running_mean", "running_var")  # a batch norm says itself which it reads
+# Buffers that may have no values: a batch norm says itself which it reads.
+_STATISTICS = ("running_mean", "running_var", "choice_bias")
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
 
 
@@ -77,6 +78,8 @@ class ProgramReader:
     unsupported: dict[str, list[str]] = field(init=False, default_factory=dict)
     # Inputs whose tokens see those behind them, and the first attention that shows them.
     both_ways: dict[str, str] = field(init=False, default_factory=dict)
+    routes: dict[DraftTensor, Route] = field(init=False, default_factory=dict)  # by ids
+    notes: list[str] = field(init=False, default_factory=list)
     _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
     _parameters: dict[int, Array] = field(init=False, default_factory=dict)
     _batch_symbols: set[str] = field(init=False, default_factory=set)
@@ -174,8 +177,8 @@ class ProgramReader:
             name, tensor = program.buffers[node.name]
             name = name.removeprefix(WRAPPED)
             if node.name in program.changed:
-                return _Missing(f"buffer `{name}` is another one after every step")
-            return tensor if has_values(tensor) else _Missing(f"buffer `{name}` has no values")
+                return MissingBuffer(f"buffer `{name}` is another one after every step")
+            return tensor if has_values(tensor) else MissingBuffer(f"buffer `{name}` has no values")
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor):
             return value
@@ -246,7 +249,7 @@ class ProgramReader:
             shape = [whole_number(size) for size in value.shape]
             return torch.full(shape, _SHAPE_ONLY[name], dtype=value.dtype)
         read = [value for key, value in arguments.items() if key not in _STATISTICS]
-        for buffer in _those(read, _Missing):
+        for buffer in _those(read, MissingBuffer):
             raise UnsupportedCallError(buffer.why)
         if name in _RANDOM:
             raise UnsupportedCallError("it draws random values")
@@ -315,7 +318,7 @@ class ProgramReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Missing:
+class MissingBuffer:
     """A buffer that cannot be read, and why."""
 
     why: str

@@ -4,6 +4,10 @@ Every token's row meets a copy of its experts' weights there. Here tokens go to 
 (dispatch), every expert makes one product, and the results come back by weight (combine): the same
 numbers without a copy of a weight. Every expert has room for all tokens of a sample, as there.
 
+In between, a row of the program, a token with one of its choices, is a place of an expert: the
+dim of rows is one of experts, samples and places, and what the program does to the features of rows
+is done to those of places. What lies at a place that no token got is never read.
+
 Notes
 -----
 The calls are those of transformers' `batched_mm` experts (version 5).
@@ -12,17 +16,18 @@ The calls are those of transformers' `batched_mm` experts (version 5).
 from typing import Any
 
 from millrace.models.importers.patterns import Pattern, matched
-from millrace.models.importers.torch_export.algebra import combined, narrowed, product
+from millrace.models.importers.torch_export.algebra import materialize_axes, product, without_units
+from millrace.models.importers.torch_export.calls.product_calls import matmul
+from millrace.models.importers.torch_export.calls.router_calls import chosen_by
 from millrace.models.importers.torch_export.draft import (
     Array,
-    DraftTensor,
+    Route,
     StepOperand,
-    fresh,
     slots_of,
     tokens,
 )
-from millrace.models.importers.torch_export.extents import TensorAxis, leaves
-from millrace.models.importers.torch_export.node_matching import CALLS, MatchedCall
+from millrace.models.importers.torch_export.extents import Group, TensorAxis, leaves, pair_all
+from millrace.models.importers.torch_export.node_matching import CALLS, MatchedCall, is_call
 from millrace.models.importers.torch_export.program_reader import (
     Arguments,
     Handler,
@@ -31,94 +36,134 @@ from millrace.models.importers.torch_export.program_reader import (
 )
 from millrace.models.labels import BATCH, EXPERT
 
-
-def _gathered(weight: Pattern, rows: Pattern) -> Pattern:
-    """Pattern of a product of rows and what an expert's id chooses of a weight."""
-    chosen = ("index", weight, ("flatten", "ids"))
-    return ("squeeze", ("matmul", chosen, ("unsqueeze", rows)))
-
-
-_WIDE = _gathered("gate_up", ("repeat_interleave", "x"))
-_ACTIVE = ("mul", ("silu", ("half0", _WIDE)), ("half1", _WIDE))
-_WEIGHTED = ("mul", _gathered("down", _ACTIVE), ("unsqueeze", ("flatten", "weights")))
+_WEIGHTED: Pattern = ("mul", "rows", ("unsqueeze", ("flatten", "weights")))
+_CALLS_MAX = 16  # between the last product of an expert and the sum over a token's choices
 
 
 def mixture(node: Any) -> MatchedCall | None:
-    """Match of weighted rows summed over choices, each a token times gathered weights."""
+    """Match of the weighted rows of a token's experts, summed over its choices."""
     bound = matched(CALLS, ("sum", ("flatten", _WEIGHTED)), node)
-    return None if bound is None else ("mixture", dict(bound))
+    if bound is None or not hasattr(bound["rows"], "meta"):
+        return None
+    made = bound["rows"]
+    for _ in range(_CALLS_MAX):
+        if is_call(made, "bmm"):
+            return ("mixture", dict(bound)) if _is_experts(made) else None
+        made = next(iter(made.all_input_nodes), None)
+    return None
 
 
-def _top_k(reader: ProgramReader, a: Arguments) -> list[Array]:
-    """Chosen scores and their experts; the places they get go along with the experts."""
-    scores = a["self"]
-    axes = leaves(scores.dims[0])
-    if len(scores.dims) == 3:
-        axes += leaves(scores.dims[1])
-    if (
-        len(axes) != 2
-        or axes[0].role != BATCH
-        or a["dim"] % len(scores.dims) != 1 + (len(scores.dims) == 3)
-    ):
-        raise UnsupportedCallError("expected the scores of every token, experts last")
-    size = int(a["k"])
-    choice = fresh(size)
-    b, t, n, k = tokens("_* _! n! k!")
-    of_scores = slots_of((b, t, n), (axes[:1], axes[1:], leaves(scores.dims[-1])))
-    values = reader.draft.make(
-        "top_k",
-        (StepOperand(scores.tensor, of_scores),),
-        slots_of((b, t, k), (axes[:1], axes[1:], (choice,))),
-        extras=((b, t, k), (b, t, k)),
-        attributes={"capacity": axes[1].size, "groups": 1, "kept_groups": 1},
-        ordered=True,
+def _is_experts(node: Any) -> bool:
+    """True if one factor of a product is what chosen experts' ids choose of a weight."""
+    return any(
+        is_call(x, "index") and len(x.args[1]) == 1 and chosen_by(x.args[1][0]) is not None
+        for x in node.args
     )
-    expert, place = (
-        DraftTensor(name=f"{values.name}.{part}", axes=values.axes, integer=True, payload=values)
-        for part in ("expert", "place")
-    )
-    reader.draft.steps[-1].more = (expert, place)
-    dims = (*scores.dims[:-1], (choice,))
-    return [Array(values, dims), Array(expert, dims)]
 
 
-def _routes(reader: ProgramReader, ids: Any) -> tuple[DraftTensor, DraftTensor]:
-    """Experts and places of a `top_k`."""
-    for step in reader.draft.steps:
-        if isinstance(ids, Array) and any(tensor is ids.tensor for tensor in step.more):
-            expert, place = step.more
-            return expert, place
-    raise UnsupportedCallError("its experts are not those of a topk")
+def chosen_weights(reader: ProgramReader, table: Any, ids: Any) -> Array | None:
+    """Weights (or biases) of experts, as rows chosen by ids of a `topk` see them.
+
+    Parameters
+    ----------
+    reader : ProgramReader
+        Holds the choices.
+    table : Array
+        Experts first; None is returned for one that has samples.
+    ids : Array
+        None is returned for other ids.
+    """
+    route = reader.routes.get(ids.tensor) if isinstance(ids, Array) else None
+    if route is None or not isinstance(table, Array):
+        return None
+    experts = leaves(table.dims[0])
+    if any(x.role == BATCH for x in table.tensor.leaves()) or len(experts) != 1:
+        return None
+    experts[0].extent.root().role = EXPERT
+    if route.experts is None:
+        route.experts = experts[0].extent
+    route.experts.join(experts[0].extent)
+    rows = (experts[0], TensorAxis(route.expert.axes[0].extent), TensorAxis(route.places))
+    return Array(table.tensor, (rows, *table.dims[1:]))
+
+
+def _route_of(reader: ProgramReader, array: Array) -> Route | None:
+    """The choices whose places the rows of an array are, if they are any."""
+    extents = [axis.extent.root() for axis in leaves(array.dims[0])]
+    return next((x for x in reader.routes.values() if x.places.root() in extents), None)
+
+
+def _product(reader: ProgramReader, a: Arguments) -> Array:
+    """Product of matrices; rows that meet the weights of their experts go there first."""
+    left, right = reader.array(a["self"]), reader.array(a["mat2"])
+    routes = [_route_of(reader, array) for array in (left, right)]
+    if routes == [None, None]:
+        return matmul(reader, a)
+    if routes[0] is None and routes[1] is not None:
+        left = _dispatched(reader, left, routes[1])
+    elif routes[1] is None and routes[0] is not None:
+        right = _dispatched(reader, right, routes[0])
+    if len(left.tensor.leaves()) < len(right.tensor.leaves()):
+        return product(reader.draft, right, left, ("akz", "axk", "axz"))
+    return product(reader.draft, left, right, ("axk", "akz", "axz"))
+
+
+def _rows(array: Array) -> tuple[Group, Group, Group]:
+    """Samples, tokens and choices of an array whose first dims are those."""
+    batch, sequence, *choices = (x for group in array.dims for x in leaves(group))
+    return (batch,), (sequence,), tuple(choices)
+
+
+def _dispatched(reader: ProgramReader, array: Array, route: Route) -> Array:
+    """Rows of tokens, one for each choice and the same for all, at the places of experts."""
+    draft = reader.draft
+    array = without_units(draft, array)
+    *lead, choice = leaves(array.dims[0]) or (None,)
+    if len(lead) == 1 and len(route.expert.axes[2:]) and route.expert.axes[2].size == 1:
+        lead, choice = [*lead, choice], None
+    if len(lead) != 2 or (choice is not None and array.real(choice)):
+        raise UnsupportedCallError("rows that differ from choice to choice meet experts' weights")
+    batch, sequence, _ = route.expert.axes
+    pair_all([((lead[0],), (batch,)), ((lead[1],), (sequence,))])
+    features = tuple(x for group in array.dims[1:] for x in leaves(group))
+    array = materialize_axes(draft, array, (tuple(lead), features))
+    e, b, k, t, c, d = tokens("_* _* k! _! c! d")
+    routes = _routes(route, (b, t, k))
+    of_token = StepOperand(array.tensor, slots_of((b, t, d), (lead[:1], lead[1:], features)))
+    assert route.experts is not None
+    rows = (TensorAxis(route.experts), TensorAxis(batch.extent), TensorAxis(route.places))
+    to = slots_of((e, b, c, d), (*((axis,) for axis in rows), features))
+    sent = draft.make("dispatch", (of_token, *routes), to, ordered=True)
+    return Array(sent, (rows, *array.dims[1:]))
+
+
+def _routes(route: Route, labels: Any) -> list[StepOperand]:
+    return [
+        StepOperand(ids, slots_of(labels, [(axis,) for axis in ids.axes]))
+        for ids in (route.expert, route.place)
+    ]
 
 
 def _mixture(reader: ProgramReader, a: Arguments) -> Array:
-    draft = reader.draft
-    expert, place = _routes(reader, a["ids"])
-    x, weights, gate_up, down = a["x"], a["weights"], a["gate_up"], a["down"]
-    batch, sequence, choice = expert.axes
-    experts = leaves(gate_up.dims[0])[0]
-    experts.extent.root().role = EXPERT
-    experts.extent.join(leaves(down.dims[0])[0].extent)
-    places = fresh(sequence.size, "c")
+    """What a token's experts made of it, by weight."""
+    draft, made = reader.draft, a["rows"]
+    route = _route_of(reader, made)
+    if route is None:
+        raise UnsupportedCallError("its experts are not those of a topk")
+    made = materialize_axes(draft, made, made.dims)
+    weights = reader.array(a["weights"])
+    weights = materialize_axes(draft, weights, weights.dims)
+    batch, sequence, choice = route.expert.axes
+    pair_all([(tuple(x for group in weights.dims for x in group), (batch, sequence, choice))])
     e, b, k, t, c, d = tokens("_* _* k! _! c! d")
-    rows = ((batch,), (sequence,))
-    routes = [
-        StepOperand(route, slots_of((b, t, k), (*rows, (choice,)))) for route in (expert, place)
-    ]
-    of_token = StepOperand(x.tensor, slots_of((b, t, d), (*rows, leaves(x.dims[-1]))))
-    dims = ((TensorAxis(experts.extent),), (batch,), (places,), leaves(x.dims[-1]))
-    to = slots_of((e, b, c, d), dims)
-    sent = draft.make("dispatch", (of_token, *routes), to, ordered=True)
-    wide = product(draft, Array(sent, dims), gate_up, ("ebcd", "efd", "ebcf"))
-    half = wide.shape[-1] // 2
-    gate, up = (narrowed(draft, wide, -1, start, half) for start in (0, half))
-    active = combined(draft, "swiglu", gate, up)
-    expert_outputs = product(draft, active, down, ("ebcf", "edf", "ebcd"))
-    back = StepOperand(expert_outputs.tensor, slots_of((e, b, c, d), expert_outputs.dims))
-    weight = StepOperand(weights.tensor, slots_of((b, t, k), (*rows, leaves(weights.dims[-1]))))
-    of_output = slots_of((b, t, d), (*rows, expert_outputs.dims[-1]))
-    out = draft.make("combine", (back, *routes, weight), of_output, ordered=True)
-    return Array(out, (*x.dims[:-1], expert_outputs.dims[-1]))
+    experts, samples, places = leaves(made.dims[0])
+    features = leaves(made.dims[1])
+    back = slots_of((e, b, c, d), ((experts,), (samples,), (places,), features))
+    weight = StepOperand(weights.tensor, slots_of((b, t, k), _rows(weights)))
+    of_output = slots_of((b, t, d), ((batch,), (sequence,), features))
+    inputs = (StepOperand(made.tensor, back), *_routes(route, (b, t, k)), weight)
+    out = draft.make("combine", inputs, of_output, ordered=True)
+    return Array(out, ((batch, sequence), features))
 
 
-HANDLERS: dict[str, Handler] = {"topk": _top_k, "mixture": _mixture}
+HANDLERS: dict[str, Handler] = {"bmm": _product, "mixture": _mixture}

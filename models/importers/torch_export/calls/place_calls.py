@@ -7,6 +7,7 @@ from typing import Any
 from millrace.models.importers.torch_export import views
 from millrace.models.importers.torch_export.algebra import narrowed
 from millrace.models.importers.torch_export.calls.elementwise_calls import where
+from millrace.models.importers.torch_export.calls.mixture_calls import chosen_weights
 from millrace.models.importers.torch_export.calls.product_calls import embedding
 from millrace.models.importers.torch_export.draft import Array
 from millrace.models.importers.torch_export.program_reader import (
@@ -118,6 +119,9 @@ def _index(reader: ProgramReader, a: Arguments) -> Array:
     dim = next(i for i, index in enumerate(indices) if index is not None)
     listed = [index for index in indices[dim:] if index is not None]
     data = any(isinstance(index, Array) for index in listed)
+    chosen = chosen_weights(reader, table, listed[0]) if len(indices) == 1 else None
+    if chosen is not None:
+        return chosen
     if len(indices) == 1 and isinstance(table, Array) and len(table.dims) == 2:
         sample = any(axis.role == BATCH for axis in table.tensor.leaves())
         ids = listed[0]

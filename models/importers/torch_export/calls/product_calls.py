@@ -59,7 +59,8 @@ def matrices(reader: ProgramReader, left: Array, right: Array) -> Array:
     return product(reader.draft, left, right, (left_letters, right_letters, lead + "xz"))
 
 
-def _matmul(reader: ProgramReader, a: Arguments) -> Array:
+def matmul(reader: ProgramReader, a: Arguments) -> Array:
+    """Product of matrices, or of as many as the first dims count."""
     left = reader.array(floating(a["self"]))
     right = reader.array(floating(a.get("other", a.get("mat2"))))
     return matrices(reader, left, right)
@@ -152,7 +153,7 @@ def _known_rows(reader: ProgramReader, table: Array, ids: Any) -> Array | None:
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "linear": _linear,
     "einsum": _einsum,
