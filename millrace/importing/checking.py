@@ -199,13 +199,15 @@ def _reason_unchecked(imported: "ExportedModel") -> str:
 def _batch(imported: "ExportedModel", random: np.random.Generator) -> dict[str, Values]:
     """Random values of every input, and the targets, by their ops."""
     values_by_op: dict[str, Values] = {}
+    absent = {op: imported.absent_ids.get(name, ()) for name, op in imported.inputs if op}
     for op in imported.graph.ops:
         if op.kind != "input":
             continue
         tensor = imported.graph.tensor(op.outputs[0])
         if tensor.dtype.startswith("int"):
-            ids = random.integers(0, max(1, int(op.attributes["values"])), tensor.shape)
-            values_by_op[op.name] = ids.astype(np.int32)
+            ids = np.arange(max(1, int(op.attributes["values"])))
+            allowed = np.setdiff1d(ids, absent.get(op.name, ()))
+            values_by_op[op.name] = random.choice(allowed, tensor.shape).astype(np.int32)
         else:
             values_by_op[op.name] = random.normal(size=tensor.shape).astype(np.float32)
     return values_by_op

@@ -10,6 +10,7 @@ from millrace.models.builder import GraphBuilder
 from millrace.models.graph import Op, Phase, Rate
 from millrace.models.labels import Operand, bind, parse, shape_of, write
 from millrace.models.ops import Attributes
+from millrace.models.ops.pointwise_ops import FLAT
 
 UNIT_GRADIENT = "<one>"  # the gradient of the loss by itself: a constant that no op makes
 
@@ -49,7 +50,8 @@ class Tape:
         self._data: set[str] = set()  # depends on an input
         self._scaled = any(tensor.dtype == "float16" for tensor in builder.tensors.values())
         for op in ops:
-            if op.trains or not self._trained.isdisjoint(op.inputs):
+            slopes = op.kind not in FLAT
+            if op.trains or (slopes and not self._trained.isdisjoint(op.inputs)):
                 # What is counted or chosen (int32) has no slope.
                 outputs = (builder.tensors[name] for name in op.outputs)
                 self._trained.update(t.name for t in outputs if not t.dtype.startswith("int"))

@@ -23,10 +23,14 @@ FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sin": ("sin(x)", ()),
     "cos": ("cos(x)", ()),
     "clip": ("x brought between `low` and `high`", ("low", "high")),
+    "is_positive": ("1 where x is positive, else 0", ()),
 }
 
 # Those that models of the zoo may name as their `activation`.
 ACTIVATIONS = ("gelu", "gelu_erf", "relu", "silu", "tanh", "sigmoid")
+
+# Functions whose slope is zero: nothing is trained through them.
+FLAT = ("is_positive",)
 
 # Functions whose slope at their result is that at x: relu(x) is positive exactly where x is.
 SLOPE_OF_RESULT = ("relu",)

@@ -73,6 +73,7 @@ FUNCTION(Sin, return sin_of(x), return cos_of(x))
 FUNCTION(Cos, return cos_of(x), return -sin_of(x))
 FUNCTION(Clip, return x < first ? first : x > second ? second : x,
          return x >= first && x <= second ? (W)1 : (W)0)
+FUNCTION(IsPositive, return x > (W)0 ? (W)1 : (W)0, return (W)0)
 FUNCTION(Same, return x, return (W)1)
 FUNCTION(Scaled, return x * first, return first)
 FUNCTION(Shifted, return x + first, return (W)1)

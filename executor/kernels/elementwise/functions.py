@@ -291,6 +291,10 @@ def _clip_slope(x: Array, out: Array, spare: Spare, low: float, high: float) -> 
     np.multiply(out, spare[0], out=out)
 
 
+def _zero(x: Array, out: Array, spare: Spare) -> None:
+    out.fill(0)
+
+
 FUNCTIONS: dict[str, Function] = {
     "relu": Function(_relu, _relu_slope),
     "leaky_relu": Function(_leaky_relu, _leaky_relu_slope),
@@ -309,4 +313,5 @@ FUNCTIONS: dict[str, Function] = {
     "sin": Function(_sin, _cos),
     "cos": Function(_cos, _cos_slope),
     "clip": Function(_clip, _clip_slope),
+    "is_positive": Function(_relu_slope, _zero),
 }

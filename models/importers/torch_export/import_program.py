@@ -11,6 +11,7 @@ from millrace.models.graph import with_batch
 from millrace.models.importers.notes import left_out, seen_answers
 from millrace.models.importers.torch_export.calls import (
     attention_calls,
+    comparison_calls,
     elementwise_calls,
     layer_calls,
     mixture_calls,
@@ -39,6 +40,7 @@ from millrace.models.importers.torch_export.writing import BLOCK, DraftWriter
 
 HANDLERS: dict[str, Handler] = {
     **elementwise_calls.HANDLERS,
+    **comparison_calls.HANDLERS,
     **shape_calls.HANDLERS,
     **product_calls.HANDLERS,
     **attention_calls.HANDLERS,
@@ -205,9 +207,21 @@ def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
         notes=(
             *_left_out(program, reader, sources),
             *dict.fromkeys(reader.notes),
+            *_absent(reader),
             *seen_answers(in_blocks.graph, both_ways),
         ),
+        absent_ids={name: tuple(ids) for name, ids in reader.absent_ids.items()},
     )
+
+
+def _absent(reader: ProgramReader) -> Iterator[str]:
+    """Notes on ids that inputs are taken not to hold."""
+    for name, ids in reader.absent_ids.items():
+        for number, place in ids.items():
+            yield (
+                f"samples are taken to hold no id {number} in `{name}` (padding, or the place of "
+                f"an image), for which `{place or 'the module itself'}` looks"
+            )
 
 
 def _fed(

@@ -44,6 +44,7 @@ Handler = Callable[["ProgramReader", Arguments], Any]
 _SILENT = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _SHAPE_ONLY = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0}
 _SHAPE_ONLY |= {"empty_like": 0.0, "new_empty": 0.0, "zero": 0.0}
+_FILLED = {"full_like", "new_full"}  # with the number that they are given
 # Buffers that may have no values: a batch norm says itself which it reads.
 _STATISTICS = ("running_mean", "running_var", "choice_bias")
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
@@ -80,6 +81,8 @@ class ProgramReader:
     both_ways: dict[str, str] = field(init=False, default_factory=dict)
     routes: dict[DraftTensor, Route] = field(init=False, default_factory=dict)  # by ids
     notes: list[str] = field(init=False, default_factory=list)
+    # Inputs, and the ids that they are taken not to hold, each with the module that looks for it.
+    absent_ids: dict[str, dict[int, str]] = field(init=False, default_factory=dict)
     _constants: dict[bytes, Array] = field(init=False, default_factory=dict)
     _parameters: dict[int, Array] = field(init=False, default_factory=dict)
     _batch_symbols: set[str] = field(init=False, default_factory=set)
@@ -248,6 +251,10 @@ class ProgramReader:
             value = node.meta["val"]
             shape = [whole_number(size) for size in value.shape]
             return torch.full(shape, _SHAPE_ONLY[name], dtype=value.dtype)
+        if name in _FILLED and self.number(arguments["fill_value"]) is not None:
+            value = node.meta["val"]
+            shape = [whole_number(size) for size in value.shape]
+            return torch.full(shape, arguments["fill_value"], dtype=value.dtype)
         read = [value for key, value in arguments.items() if key not in _STATISTICS]
         for buffer in _those(read, MissingBuffer):
             raise UnsupportedCallError(buffer.why)

@@ -1,6 +1,6 @@
 """Sources of the values of variables, and the imported graph that has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -82,6 +82,8 @@ class ExportedModel:
         The kind of loss, what it is taken of, and which dim of that is classes.
     notes : tuple of str
         What the user should know: parameters left out, data that the model is not made for.
+    absent_ids : dict
+        Input of the program to the ids that samples are taken not to hold, as padding.
     """
 
     graph: Graph
@@ -93,6 +95,7 @@ class ExportedModel:
     output: str | int | None = None
     classes_dim: int | None = None
     notes: tuple[str, ...] = ()
+    absent_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def spec(imported: ExportedModel) -> ModelSpec:

@@ -12,7 +12,10 @@ def positive(x: Array, *rest: Array) -> tuple[Array, ...]:
 
 LABELS, GRAD_LABELS = "b t n -> b t n", "b t n, b t n -> b t n"
 CLAMPED = {"cap": 0.8, "slope": 1.7, "shift": 1.0}
-OF_ANY = ("gelu", "silu", "sigmoid", "tanh", "softplus", "exp", "sin", "cos", "gelu_erf", "relu")
+OF_ANY = (
+    "gelu", "silu", "sigmoid", "tanh", "softplus", "exp", "sin", "cos", "gelu_erf", "relu",
+    "is_positive",
+)  # fmt: skip
 OF_POSITIVE = ("log", "sqrt", "rsqrt", "reciprocal")
 
 

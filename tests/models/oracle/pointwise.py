@@ -36,6 +36,7 @@ FUNCTIONS: dict[str, tuple[Value, tuple[str, ...]]] = {
     "sin": (np.sin, ()),
     "cos": (np.cos, ()),
     "clip": (np.clip, ("low", "high")),
+    "is_positive": (lambda x: (x > 0) * 1.0, ()),
 }
 
 
@@ -43,6 +44,7 @@ FUNCTIONS: dict[str, tuple[Value, tuple[str, ...]]] = {
 SLOPES: dict[str, Value] = {
     "relu": lambda x: x > 0,
     "leaky_relu": lambda x, slope: np.where(x > 0, 1, slope),
+    "is_positive": np.zeros_like,
     "clip": lambda x, low, high: (x >= low) & (x <= high),
     "gelu_erf": lambda x: (
         (1 + np.vectorize(erf)(x / sqrt(2))) / 2 + x * np.exp(-(x**2) / 2) / sqrt(2 * pi)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from millrace.models.importers.torch_export.algebra import combined, reduced, scaled
 from millrace.models.importers.torch_export.draft import Array, Draft, Value, pointwise
 from millrace.models.importers.torch_export.program_reader import (
@@ -13,7 +15,7 @@ from millrace.models.importers.torch_export.program_reader import (
     ProgramReader,
     UnsupportedCallError,
 )
-from millrace.models.importers.torch_export.views import selected, viewed
+from millrace.models.importers.torch_export.views import expanded, selected, viewed
 from millrace.models.labels import BATCH
 
 _LOWEST = -3.0e38  # stands for minus infinity where something is added to it
@@ -107,6 +109,11 @@ def _softplus(reader: ProgramReader, a: Arguments) -> Array:
     return scaled(reader.draft, softplus, 1 / beta)
 
 
+def _log_sigmoid(reader: ProgramReader, a: Arguments) -> Array:
+    turned = scaled(reader.draft, floating(a["self"]), -1.0)
+    return scaled(reader.draft, pointwise(reader.draft, "softplus", turned), -1.0)
+
+
 def _clip(low_name: str = "", high_name: str = "") -> Handler:
     """Handler of a clip between two arguments, either of which may be left out."""
 
@@ -189,18 +196,23 @@ def _vector_norm(reader: ProgramReader, a: Arguments) -> Array:
 
 def _masked_fill(reader: ProgramReader, a: Arguments) -> Array:
     mask, value = a["mask"], reader.number(a["value"])
-    if isinstance(mask, Array) or value is None:
-        raise UnsupportedCallError("its mask depends on the inputs")
+    if value is None:
+        raise UnsupportedCallError("what it fills in is a tensor of several numbers")
+    if isinstance(mask, Array) or (isinstance(a["self"], Array) and not mask.any()):
+        return where(reader, {"condition": mask, "self": value, "other": a["self"]})
     value = max(value, _LOWEST)
     unmasked = multiplied(reader, a["self"], (~mask).float())
     return unmasked if value == 0 else added(reader, unmasked, mask.float() * value)
 
 
 def where(reader: ProgramReader, a: Arguments) -> Array:
-    """Choose one of two values by a constant condition."""
-    mask = a["condition"]
+    """Choose one of two values by a condition, a constant or what a comparison made."""
+    mask, values = a["condition"], (a["self"], a["other"])
     if isinstance(mask, Array):
-        raise UnsupportedCallError("its condition depends on the inputs")
+        return _blended(reader, floating(mask), *values)
+    chosen = values[0] if mask.all() else values[1] if not mask.any() else None
+    if isinstance(chosen, Array):
+        return expanded(chosen, np.broadcast_shapes(chosen.shape, mask.shape))
     parts = []
     for value, part_mask in ((a["self"], mask), (a["other"], ~mask)):
         number = None if isinstance(value, BatchNumber) else reader.number(value)
@@ -211,6 +223,21 @@ def where(reader: ProgramReader, a: Arguments) -> Array:
         else:
             parts.append(part_mask.float() * value.clamp(min=_LOWEST))
     return added(reader, parts[0], parts[1])
+
+
+def _blended(reader: ProgramReader, mask: Array, chosen: Any, other: Any) -> Array:
+    """One value times a mask of ones and zeros plus the other times the rest; both are finite."""
+    parts = []
+    for value, negated in ((chosen, False), (other, True)):
+        number = None if isinstance(value, BatchNumber) else reader.number(value)
+        if number == 0:
+            continue
+        share = shifted(reader.draft, scaled(reader.draft, mask, -1.0), 1.0) if negated else mask
+        value = value if number is None else max(number, _LOWEST)
+        parts.append(multiplied(reader, value, share))
+    if not parts:
+        return scaled(reader.draft, mask, 0.0)
+    return parts[0] if len(parts) == 1 else added(reader, parts[0], parts[1])
 
 
 def _glu(reader: ProgramReader, a: Arguments) -> Array:
@@ -232,11 +259,19 @@ HANDLERS: dict[str, Handler] = {
     "add": _sum_of("self", "other"),
     "sub": _sum_of("self", "other", -1),
     "rsub": _sum_of("other", "self", -1),
-    "mul": lambda reader, a: multiplied(reader, a["self"], a["other"]),
+    **dict.fromkeys(
+        ("mul", "multiply"), lambda reader, a: multiplied(reader, a["self"], a["other"])
+    ),
     "div": _div,
     "neg": lambda reader, a: scaled(reader.draft, floating(a["self"]), -1.0),
     "pow": _pow,
     "square": _function("power", lambda a: {"exponent": 2.0}),
+    # The slope of |x| at 0 is -1 here.
+    "abs": _function("leaky_relu", lambda a: {"slope": -1.0}),
+    "expm1": lambda reader, a: shifted(
+        reader.draft, pointwise(reader.draft, "exp", floating(a["self"])), -1.0
+    ),
+    "log_sigmoid": _log_sigmoid,
     "gelu": _gelu,
     "leaky_relu": _function("leaky_relu", lambda a: {"slope": float(a["negative_slope"])}),
     "softplus": _softplus,

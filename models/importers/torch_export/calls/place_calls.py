@@ -104,6 +104,14 @@ def _index_put(reader: ProgramReader, a: Arguments) -> Array:
     import torch
 
     base, indices, given = a["self"], a["indices"], a["values"]
+    if all(index is not None and not isinstance(index, Array) for index in indices) and not any(
+        index.numel() if index.dtype is not torch.bool else index.any() for index in indices
+    ):
+        return reader.array(base)
+    if len(indices) == 1 and isinstance(indices[0], Array) and not a["accumulate"]:
+        mask, number = indices[0], reader.number(given)
+        if not mask.tensor.integer and mask.shape == tuple(base.shape) and number is not None:
+            return where(reader, {"condition": mask, "self": number, "other": base})
     if any(isinstance(operand, Array) for operand in (*indices, given)) or a["accumulate"]:
         raise UnsupportedCallError("what is written, or where, depends on the inputs")
     places = tuple(slice(None) if index is None else index for index in indices)

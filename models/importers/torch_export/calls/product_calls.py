@@ -24,7 +24,7 @@ from millrace.models.importers.torch_export.program_reader import (
     ProgramReader,
     UnsupportedCallError,
 )
-from millrace.models.importers.torch_export.views import squeezed, viewed
+from millrace.models.importers.torch_export.views import squeezed
 
 _LETTERS = "abcdefghijklmnopqrstuvw"
 
@@ -139,16 +139,17 @@ def _origins(reader: ProgramReader, tensor: DraftTensor) -> list[DraftTensor]:
 
 def _known_rows(reader: ProgramReader, table: Array, ids: Any) -> Array | None:
     """Rows that follow each other, or one row everywhere: a slice of the table."""
-    flat = ids.reshape(-1)
-    first = int(flat[0])
-    if bool((flat == first).all()):
+    first = int(ids.reshape(-1)[0])
+    varying = [dim for dim in range(ids.ndim) if bool((ids != ids.narrow(dim, 0, 1)).any())]
+    lead = [(TensorAxis(size),) if size > 1 else () for size in ids.shape]
+    if not varying:
         row = squeezed(reader.draft, narrowed(reader.draft, table, 0, first, 1), (0,))
-        lead = tuple((TensorAxis(size),) if size > 1 else () for size in ids.shape)
         return Array(row.tensor, (*lead, *row.dims))
-    longest = max(ids.shape)
-    if flat.numel() == longest and bool((flat[1:] - flat[:-1] == 1).all()):
-        rows = narrowed(reader.draft, table, 0, first, longest)
-        return viewed(reader.draft, rows, (*ids.shape, table.shape[1]))
+    line = ids.movedim(varying[0], 0).reshape(ids.shape[varying[0]], -1)[:, 0]
+    if len(varying) == 1 and bool((line[1:] - line[:-1] == 1).all()):
+        rows = narrowed(reader.draft, table, 0, first, len(line))
+        lead[varying[0]] = rows.dims[0]
+        return Array(rows.tensor, (*lead, *rows.dims[1:]))
     return None
 
 
