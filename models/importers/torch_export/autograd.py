@@ -16,6 +16,7 @@ from millrace.models.importers.torch_export.module_outputs import chosen
 from millrace.models.importers.torch_export.sources import ExportedModel
 from millrace.models.importers.torch_export.tracing import (
     arguments,
+    by_gathered_experts,
     is_floating,
     quiet,
     whole_number,
@@ -82,7 +83,7 @@ def _called(source: Any, inputs: Any) -> tuple[Any, tuple[Any, ...], dict[str, A
 
     if isinstance(source, torch.nn.Module):
         args, kwargs = arguments(source, inputs)
-        return copy.deepcopy(source), args, kwargs
+        return by_gathered_experts(copy.deepcopy(source)), args, kwargs
     from torch.utils import _pytree
 
     nodes = {node.name: node for node in source.graph.nodes}

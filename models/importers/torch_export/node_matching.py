@@ -182,6 +182,25 @@ def swiglu(node: Any) -> MatchedCall | None:
     return ("swiglu", dict(bound)) if same else None
 
 
+def shifted_softmax(node: Any) -> MatchedCall | None:
+    """Match of a softmax of values less the largest of them, which changes nothing."""
+    shifted = node.args[0] if is_call(node, "softmax", "_softmax") else None
+    if not is_call(shifted, "sub") or shifted.kwargs:
+        return None
+    largest = without_casts(shifted.args[1])
+    if not is_call(largest, "getitem", "amax") or len(largest.args) < 2:
+        return None
+    over = largest if is_call(largest, "amax") else largest.args[0]
+    if not is_call(over, "amax", "max") or over.args[0] is not shifted.args[0]:
+        return None
+    rank = node.meta["val"].ndim
+    dims = over.args[1] if isinstance(over.args[1], list | tuple) else [over.args[1]]
+    keeps = len(over.args) > 2 and bool(over.args[2])
+    if not keeps or [dim % rank for dim in dims] != [node.args[1] % rank]:
+        return None
+    return "softmax", {"self": shifted.args[0], "dim": node.args[1]}
+
+
 def eager_attention(node: Any) -> MatchedCall | None:
     """Match of a softmax of scaled (and masked) products, times values."""
     bound = matched(CALLS, _EAGER_ATTENTION, node)
@@ -218,4 +237,4 @@ def _shape_below(node: Any) -> tuple[int, ...]:
     return tuple(node.args[0].meta["val"].shape)
 
 
-MATCHERS = (rms_norm, gelu, swiglu, eager_attention)
+MATCHERS = (rms_norm, gelu, swiglu, shifted_softmax, eager_attention)

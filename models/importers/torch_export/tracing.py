@@ -182,10 +182,17 @@ def _fake_copy(module: Any, mode: Any) -> Any:
         for buffer in module.buffers():
             memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     copied = copy.deepcopy(module, memo)
-    # Of the ways in which transformers can compute experts one does not depend on the routing.
-    if getattr(copied, "_can_set_experts_implementation", bool)():
-        copied.set_experts_implementation("batched_mm")
-    return copied
+    return by_gathered_experts(copied)
+
+
+def by_gathered_experts(module: Any) -> Any:
+    """The module itself, its experts told to compute in a way that any routing and dtype takes.
+
+    Of the ways in which transformers can compute experts one does not depend on the routing.
+    """
+    if getattr(module, "_can_set_experts_implementation", bool)():
+        module.set_experts_implementation("batched_mm")
+    return module
 
 
 def _wrapper(module: Any, output: str | int | None) -> Any:

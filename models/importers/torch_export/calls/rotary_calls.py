@@ -18,7 +18,12 @@ from millrace.models.importers.torch_export.node_matching import (
     part_of,
     without_casts,
 )
-from millrace.models.importers.torch_export.program_reader import Arguments, Handler, ProgramReader
+from millrace.models.importers.torch_export.program_reader import (
+    Arguments,
+    Handler,
+    ProgramReader,
+    UnsupportedCallError,
+)
 from millrace.models.importers.torch_export.views import joined, selected, viewed
 from millrace.models.labels import SEQUENCE
 
@@ -56,6 +61,29 @@ def partly_rotary(node: Any) -> MatchedCall | None:
     if (part_of(part), part_of(rest)) != ((0, dims, 1, size), (dims, size, 1, size)):
         return None
     return "rotary", {**matched[1], "x": without_casts(full)}
+
+
+_COMPLEX = ("view_as_real", ("mul", ("view_as_complex", ("flatten", "x")), "turns"))
+
+
+def complex_rotary(node: Any) -> MatchedCall | None:
+    """Match of neighbours taken as one complex number each, times turns of length one or so."""
+    bound = matched(CALLS, ("flatten", _COMPLEX), node)
+    if bound is None or not all(hasattr(value, "meta") for value in bound.values()):
+        return None
+    x = without_casts(bound["x"])
+    same = tuple(x.meta["val"].shape) == tuple(node.meta["val"].shape)
+    return ("complex_rotary", {"x": x, "turns": bound["turns"]}) if same else None
+
+
+def _complex_rotary(reader: ProgramReader, a: Arguments) -> Array:
+    turns = a["turns"]
+    if isinstance(turns, Array):
+        raise UnsupportedCallError("its turns depend on the inputs")
+    cosine, sine = (part.repeat_interleave(2, -1) for part in (turns.real, turns.imag))
+    dims = int(cosine.shape[-1])
+    tables = {"cos": cosine, "sin": sine, "interleaved": True, "dims": dims}
+    return _rotary(reader, {"x": a["x"], **tables})
 
 
 def _rotary(reader: ProgramReader, a: Arguments) -> Array:
@@ -132,5 +160,5 @@ def base_of(cosine: Any, sine: Any, interleaved: bool) -> float | None:
     return base if error < 1e-6 * max(float(places[-1]), 10.0) else None
 
 
-MATCHERS = (partly_rotary, rotary)
-HANDLERS: dict[str, Handler] = {"rotary": _rotary}
+MATCHERS = (partly_rotary, rotary, complex_rotary)
+HANDLERS: dict[str, Handler] = {"rotary": _rotary, "complex_rotary": _complex_rotary}
