@@ -184,7 +184,9 @@ def swiglu(node: Any) -> MatchedCall | None:
 
 def shifted_softmax(node: Any) -> MatchedCall | None:
     """Match of a softmax of values less the largest of them, which changes nothing."""
-    shifted = node.args[0] if is_call(node, "softmax", "_softmax") else None
+    if not is_call(node, "softmax", "_softmax"):
+        return None
+    shifted = node.args[0]
     if not is_call(shifted, "sub") or shifted.kwargs:
         return None
     largest = without_casts(shifted.args[1])

@@ -261,3 +261,131 @@ case(
     refused="has no values",
 )
 changed("a choice by values", lambda h: h if h.sum() > 0 else -h, refused="cannot be exported")
+
+
+# Comparisons and what is made of them.
+changed("absolute values", lambda h: h.abs() - (h * 2).exp().expm1() * 0.01)
+changed("logarithms of sigmoids", lambda h: F.logsigmoid(h))
+changed("a choice by comparisons", lambda h: torch.where((h > 0.1) & ~(h >= 0.6), h * 2, -h))
+changed("filled where it is small", lambda h: h.masked_fill(h <= 0.1, 0.5) * (h < 1))
+changed("the larger and the smaller", lambda h: h.maximum(h.flip(0) * 0 + 0.1), refused="flip")
+changed("the larger of two", lambda h: torch.maximum(h, h * h) - torch.min(h, torch.tensor(0.2)))
+changed("triangles", lambda h: torch.tril(h.view(-1, 2, 3)).flatten(1) + h.new_full((6,), 0.5))
+changed("equal numbers", lambda h: h * (h == 0), refused="eq")
+changed("a softmax less its largest", lambda h: (h - h.max(-1, keepdim=True)[0]).softmax(-1))
+changed("the largest of a dim", lambda h: h - h.max(-1, keepdim=True)[0], refused="largest")
+
+
+def positions_of_words(self: Any, x: Any) -> Any:
+    mask = x.ne(1).int()
+    places = mask.cumsum(1) * mask + 1
+    return self.head(self.table(x) + self.places(places))
+
+
+case(
+    "positions of what is no padding",
+    lambda: Written(
+        positions_of_words,
+        table=nn.Embedding(9, 6, padding_idx=1),
+        places=nn.Embedding(12, 6, padding_idx=1),
+        head=nn.Linear(6, 9),
+    ),
+    ids,
+)
+
+
+def turned_as_complex(self: Any, x: Any) -> Any:
+    h = self.enter(x)
+    angles = torch.outer(torch.arange(h.shape[1]), 0.5 ** torch.arange(3.0))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(h.reshape(*h.shape[:-1], 3, 2))
+    return self.leave(torch.view_as_real(pairs * turns).flatten(2))
+
+
+case(
+    "turned as complex numbers",
+    lambda: Written(turned_as_complex, **ends()),
+    lambda: torch.zeros(2, 5, 6),
+    classes_dim=-1,
+)
+
+
+class Routed(nn.Module):  # type: ignore[misc]
+    """Experts as transformers' `batched_mm` computes them, behind a router of one kind."""
+
+    def __init__(self, router: Callable[[Any, Any], Any], turned: bool = False) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 6), nn.Linear(6, 11)
+        self.gate, self.router, self.turned = nn.Linear(6, 8), router, turned
+        shapes = {"up": (8, 10, 6), "up_bias": (8, 10), "down": (8, 6, 5), "down_bias": (8, 6)}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape) / 2))
+        self.bias = nn.Parameter(torch.randn(8) / 4)
+        self.register_buffer("buffer", torch.randn(8) / 4)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.table(ids)
+        rows = x.view(-1, 6)
+        weights, chosen = self.router(self, self.gate(rows))
+        repeated, flat = rows.repeat_interleave(2, 0), chosen.reshape(-1)
+        if self.turned:
+            wide = torch.bmm(repeated.unsqueeze(1), self.up.mT[flat]).squeeze(1)
+        else:
+            wide = torch.bmm(self.up[flat], repeated.unsqueeze(-1)).squeeze(-1)
+        gate, up = (wide + self.up_bias[flat]).chunk(2, -1)
+        active = F.gelu(gate.clamp(max=1.5)) * (up + 1)
+        out = torch.bmm(self.down[flat], active.unsqueeze(-1)).squeeze(-1) + self.down_bias[flat]
+        out = out * weights.reshape(-1).unsqueeze(-1)
+        return self.head(x + out.view(-1, 2, 6).sum(1).view(x.shape))
+
+
+def softmax_first(self: Routed, logits: Any) -> Any:
+    weights, chosen = logits.softmax(-1).topk(2)
+    return weights / weights.sum(-1, keepdim=True), chosen
+
+
+def softmax_last(self: Routed, logits: Any) -> Any:
+    weights, chosen = logits.topk(2)
+    return weights.softmax(-1), chosen
+
+
+def biased(self: Routed, logits: Any, bias: str = "bias") -> Any:
+    scores = logits.sigmoid()
+    chosen = (scores + getattr(self, bias)).topk(2)[1]
+    weights = scores.gather(1, chosen)
+    return weights / (weights.sum(-1, keepdim=True) + 1e-20) * 2.5, chosen
+
+
+def of_groups(self: Routed, logits: Any, hidden: float = float("-inf")) -> Any:
+    scores = logits.sigmoid()
+    choice = scores + self.buffer if hidden < 0 else scores
+    groups = choice.view(-1, 4, 2).topk(2)[0].sum(-1)
+    mask = torch.zeros_like(groups).scatter_(1, groups.topk(2, sorted=False)[1], 1)
+    open_to = mask.unsqueeze(-1).expand(-1, 4, 2).reshape(-1, 8)
+    chosen = choice.masked_fill(~open_to.bool(), hidden).topk(2, sorted=False)[1]
+    return scores.gather(1, chosen), chosen
+
+
+def ranked_before(self: Routed, logits: Any) -> Any:
+    chosen = logits.topk(2)[1]
+    return logits.softmax(-1).gather(1, chosen), chosen
+
+
+def of_others(self: Routed, logits: Any) -> Any:
+    chosen = (logits * logits).topk(2)[1]
+    return logits.sigmoid().gather(1, chosen), chosen
+
+
+_ROUTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "softmax, normalised": softmax_first,
+    "softmax of the chosen": softmax_last,
+    "a trained bias": biased,
+    "a bias kept aside": lambda self, logits: biased(self, logits, "buffer"),
+    "groups": of_groups,
+    "groups, others zero": lambda self, logits: of_groups(self, logits, 0.0),
+    "chosen by logits": ranked_before,
+}
+for title, route in _ROUTERS.items():
+    case(f"experts, {title}", lambda route=route: Routed(route), ids)
+case("experts, turned weights", lambda: Routed(softmax_last, turned=True), ids)
+case("experts, other scores", lambda: Routed(of_others), ids, refused="`gather")

@@ -118,18 +118,19 @@ def _dispatched(reader: ProgramReader, array: Array, route: Route) -> Array:
     """Rows of tokens, one for each choice and the same for all, at the places of experts."""
     draft = reader.draft
     array = without_units(draft, array)
-    *lead, choice = leaves(array.dims[0]) or (None,)
-    if len(lead) == 1 and len(route.expert.axes[2:]) and route.expert.axes[2].size == 1:
-        lead, choice = [*lead, choice], None
-    if len(lead) != 2 or (choice is not None and array.real(choice)):
+    *lead, last = (x for x in leaves(array.dims[0]) if x.size > 1 or x.role == BATCH)
+    batch, sequence, choice = route.expert.axes
+    if choice.size == 1:
+        lead = [*lead, last]
+    if len(lead) != 2 or (choice.size > 1 and array.real(last)):
         raise UnsupportedCallError("rows that differ from choice to choice meet experts' weights")
-    batch, sequence, _ = route.expert.axes
-    pair_all([((lead[0],), (batch,)), ((lead[1],), (sequence,))])
+    samples, sequences = (lead[0],), (lead[1],)
+    pair_all([(samples, (batch,)), (sequences, (sequence,))])
     features = tuple(x for group in array.dims[1:] for x in leaves(group))
-    array = materialize_axes(draft, array, (tuple(lead), features))
+    array = materialize_axes(draft, array, (samples, sequences, features))
     e, b, k, t, c, d = tokens("_* _* k! _! c! d")
     routes = _routes(route, (b, t, k))
-    of_token = StepOperand(array.tensor, slots_of((b, t, d), (lead[:1], lead[1:], features)))
+    of_token = StepOperand(array.tensor, slots_of((b, t, d), (samples, sequences, features)))
     assert route.experts is not None
     rows = (TensorAxis(route.experts), TensorAxis(batch.extent), TensorAxis(route.places))
     to = slots_of((e, b, c, d), (*((axis,) for axis in rows), features))

@@ -14,6 +14,7 @@ from millrace.models.importers.torch_export.draft import (
     tokens,
 )
 from millrace.models.importers.torch_export.extents import (
+    Group,
     TensorAxis,
     leaves,
     size_of,
@@ -141,7 +142,7 @@ def _known_rows(reader: ProgramReader, table: Array, ids: Any) -> Array | None:
     """Rows that follow each other, or one row everywhere: a slice of the table."""
     first = int(ids.reshape(-1)[0])
     varying = [dim for dim in range(ids.ndim) if bool((ids != ids.narrow(dim, 0, 1)).any())]
-    lead = [(TensorAxis(size),) if size > 1 else () for size in ids.shape]
+    lead: list[Group] = [(TensorAxis(size),) if size > 1 else () for size in ids.shape]
     if not varying:
         row = squeezed(reader.draft, narrowed(reader.draft, table, 0, first, 1), (0,))
         return Array(row.tensor, (*lead, *row.dims))

@@ -94,7 +94,7 @@ def _in_order(scores: Any, choice: Any) -> bool:
 
 def _without_groups(choice: Any) -> tuple[Any, dict[str, Any]]:
     """Scores of all experts behind a mask of all but the best groups, and what that says."""
-    unlimited = (choice, {})
+    unlimited: tuple[Any, dict[str, Any]] = (choice, {})
     if not is_call(choice, "masked_fill") or not is_call(choice.args[1], "bitwise_not"):
         return unlimited
     below, hidden = choice.args[0], choice.args[2]
