@@ -367,8 +367,8 @@ def of_groups(self: Routed, logits: Any, hidden: float = float("-inf")) -> Any:
 
 
 def ranked_before(self: Routed, logits: Any) -> Any:
-    chosen = logits.topk(2)[1]
-    return logits.softmax(-1).gather(1, chosen), chosen
+    scores, chosen = logits.softmax(-1), logits.topk(2)[1]
+    return scores.gather(1, chosen), chosen
 
 
 def of_others(self: Routed, logits: Any) -> Any:

@@ -67,7 +67,7 @@ def router(node: Any) -> MatchedCall | None:
     for self in scores:
         if limits.get("hidden") == 0 and not is_call(self, *_POSITIVE):
             return None
-        if self is choice or _in_order(self, choice):
+        if self is choice or (self < node and _in_order(self, choice)):
             return "topk", {**arguments, "self": self}
         if is_call(choice, "add") and not choice.kwargs and self in choice.args[:2]:
             bias = choice.args[1 - choice.args.index(self)]
