@@ -4,6 +4,7 @@ from functools import partial
 
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.ops import FUNCTIONS
+from millrace.models.ops.pointwise_ops import FLAT
 from tests.models.gradient_cases.classifier import B, Body, D, H, K, T, V
 
 ROWS = "b t k -> b t k"
@@ -149,7 +150,10 @@ def function(kind: str, builder: GraphBuilder, x: str) -> str:
     if kind in ("log", "sqrt", "rsqrt", "reciprocal", "power"):
         x = builder.apply("sigmoid", "share", (x,), ROWS)
         x = builder.apply("shift", "positive", (x,), ROWS, attributes={"value": 0.5})
-    return builder.apply(kind, "act", (x,), ROWS, attributes=NUMBERS.get(kind, {}))
+    made = builder.apply(kind, "act", (x,), ROWS, attributes=NUMBERS.get(kind, {}))
+    if kind in FLAT:  # nothing is trained through it: it says what of x counts
+        return builder.apply("mul", "part", (x, made), "b t k, b t k -> b t k")
+    return made
 
 
 CASES: dict[str, Body] = {
