@@ -84,7 +84,15 @@ class _Joined:
 
 
 def without_units(draft: Draft, array: Array) -> Array:
-    """Array without the dims of size one that its tensor really has, but for the batch."""
+    """Array without the dims of size one that its tensor really has, but for the batch.
+
+    Parameters
+    ----------
+    draft : Draft
+        Gets a `sum` over them, if there are any.
+    array : Array
+        Its rank stays.
+    """
     units = [x for x in array.tensor.leaves() if x.size == 1 and x.role != "b"]
     return summed_axes(draft, array, units) if units else array
 

@@ -122,7 +122,15 @@ def squeezed(draft: Draft, array: Array, dims: Sequence[int] | None) -> Array:
 
 
 def expanded(array: Array, shape: Sequence[int]) -> Array:
-    """Array whose dims of size one are made long, with new ones in front."""
+    """Array whose dims of size one are made long, with new ones in front.
+
+    Parameters
+    ----------
+    array : Array
+        Of this rank or a lower one.
+    shape : sequence of int
+        Lengths of the new dims; -1 leaves one as it is.
+    """
     new = len(shape) - len(array.dims)
     dims = ((),) * new + array.dims
     groups = []

@@ -150,10 +150,10 @@ def function(kind: str, builder: GraphBuilder, x: str) -> str:
     if kind in ("log", "sqrt", "rsqrt", "reciprocal", "power"):
         x = builder.apply("sigmoid", "share", (x,), ROWS)
         x = builder.apply("shift", "positive", (x,), ROWS, attributes={"value": 0.5})
-    made = builder.apply(kind, "act", (x,), ROWS, attributes=NUMBERS.get(kind, {}))
+    values = builder.apply(kind, "act", (x,), ROWS, attributes=NUMBERS.get(kind, {}))
     if kind in FLAT:  # nothing is trained through it: it says what of x counts
-        return builder.apply("mul", "part", (x, made), "b t k, b t k -> b t k")
-    return made
+        return builder.apply("mul", "part", (x, values), "b t k, b t k -> b t k")
+    return values
 
 
 CASES: dict[str, Body] = {

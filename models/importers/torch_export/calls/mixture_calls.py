@@ -45,11 +45,11 @@ def mixture(node: Any) -> MatchedCall | None:
     bound = matched(CALLS, ("sum", ("flatten", _WEIGHTED)), node)
     if bound is None or not hasattr(bound["rows"], "meta"):
         return None
-    made = bound["rows"]
+    maker = bound["rows"]
     for _ in range(_CALLS_MAX):
-        if is_call(made, "bmm"):
-            return ("mixture", dict(bound)) if _is_experts(made) else None
-        made = next(iter(made.all_input_nodes), None)
+        if is_call(maker, "bmm"):
+            return ("mixture", dict(bound)) if _is_experts(maker) else None
+        maker = next(iter(maker.all_input_nodes), None)
     return None
 
 
@@ -146,23 +146,23 @@ def _routes(route: Route, labels: Any) -> list[StepOperand]:
 
 
 def _mixture(reader: ProgramReader, a: Arguments) -> Array:
-    """What a token's experts made of it, by weight."""
-    draft, made = reader.draft, a["rows"]
-    route = _route_of(reader, made)
+    """Outputs of a token's experts, added up by weight."""
+    draft, outputs = reader.draft, a["rows"]
+    route = _route_of(reader, outputs)
     if route is None:
         raise UnsupportedCallError("its experts are not those of a topk")
-    made = materialize_axes(draft, made, made.dims)
+    outputs = materialize_axes(draft, outputs, outputs.dims)
     weights = reader.array(a["weights"])
     weights = materialize_axes(draft, weights, weights.dims)
     batch, sequence, choice = route.expert.axes
     pair_all([(tuple(x for group in weights.dims for x in group), (batch, sequence, choice))])
     e, b, k, t, c, d = tokens("_* _* k! _! c! d")
-    experts, samples, places = leaves(made.dims[0])
-    features = leaves(made.dims[1])
+    experts, samples, places = leaves(outputs.dims[0])
+    features = leaves(outputs.dims[1])
     back = slots_of((e, b, c, d), ((experts,), (samples,), (places,), features))
     weight = StepOperand(weights.tensor, slots_of((b, t, k), _rows(weights)))
     of_output = slots_of((b, t, d), ((batch,), (sequence,), features))
-    inputs = (StepOperand(made.tensor, back), *_routes(route, (b, t, k)), weight)
+    inputs = (StepOperand(outputs.tensor, back), *_routes(route, (b, t, k)), weight)
     out = draft.make("combine", inputs, of_output, ordered=True)
     return Array(out, ((batch, sequence), features))
 
