@@ -66,6 +66,9 @@ class FxCalls:
         match name:
             case "mean":
                 return (name, operands[:1]) if _over_last(node) else None
+            case "logsumexp":
+                last = operands[1:] in (([-1],), ([node.meta["val"].ndim],))
+                return (name, operands[:1]) if last else None
             case "softmax":
                 return (name, operands[:1]) if _is_last(operands[1:2], node) else None
             case "cat" | "stack":
@@ -108,6 +111,9 @@ _SUNK = ("but_last", ("softmax", ("sub", ("cat", _MASKED, "sinks"), "largest")))
 _WEIGHTS = Either((("softmax", _MASKED), _SUNK))
 _DROPPED = Either((("dropout", _WEIGHTS, Number("rate")), _WEIGHTS))
 _EAGER_ATTENTION = ("matmul", _DROPPED, "value")
+# The share of a query's probabilities that its sink leaves: 1 / (1 + exp(sink - logsumexp)).
+_SINK_SHARE = ("sigmoid", ("sub", ("logsumexp", _MASKED), "sinks"))
+_SHARED_WITH_SINKS = ("mul", ("matmul", ("softmax", _MASKED), "value"), ("unsqueeze", _SINK_SHARE))
 
 
 def _is_last(dim: tuple[Any, ...], node: Any) -> bool:
@@ -206,13 +212,28 @@ def shifted_softmax(node: Any) -> MatchedCall | None:
 def eager_attention(node: Any) -> MatchedCall | None:
     """Match of a softmax of scaled (and masked) products, times values."""
     bound = matched(CALLS, _EAGER_ATTENTION, node)
-    if bound is None or bound["value"].meta["val"].ndim != 4:
+    if bound is None or (bound.get("sinks") is not None and not _of_heads(bound)):
+        return None
+    return _attention_call(bound)
+
+
+def sink_shares(node: Any) -> MatchedCall | None:
+    """Match of attention times the share that the sink of a head leaves of a query's sum."""
+    bound = matched(CALLS, _SHARED_WITH_SINKS, node)
+    if bound is None or not hasattr(bound["sinks"], "meta"):
+        return None
+    sinks, heads = bound["sinks"].meta["val"].shape, bound["query"].meta["val"].shape[1]
+    return _attention_call(bound) if tuple(sinks) == (1, heads, 1) else None
+
+
+def _attention_call(bound: Mapping[str, Any]) -> MatchedCall | None:
+    if bound["value"].meta["val"].ndim != 4:
         return None
     mask = bound.get("mask")
     if mask is not None and (not hasattr(mask, "meta") or mask.meta["val"].ndim > 4):
         return None
     cap, sinks = bound.get("cap", 0.0), bound.get("sinks")
-    if bound.get("capped_by", cap) != cap or (sinks is not None and not _of_heads(bound)):
+    if bound.get("capped_by", cap) != cap:
         return None
     return "scaled_dot_product_attention", {
         "query": bound["query"],
@@ -239,4 +260,8 @@ def _shape_below(node: Any) -> tuple[int, ...]:
     return tuple(node.args[0].meta["val"].shape)
 
 
+<<<<<<< HEAD
 MATCHERS = (rms_norm, gelu, swiglu, shifted_softmax, eager_attention)
+=======
+MATCHERS = (rms_norm, gelu, swiglu, shifted_softmax, eager_attention, sink_shares)
+>>>>>>> calls

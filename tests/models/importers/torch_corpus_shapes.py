@@ -389,3 +389,22 @@ for title, route in _ROUTERS.items():
     case(f"experts, {title}", lambda route=route: Routed(route), ids)
 case("experts, turned weights", lambda: Routed(softmax_last, turned=True), ids)
 case("experts, other scores", lambda: Routed(of_others), ids, refused="`gather")
+<<<<<<< HEAD
+=======
+
+
+def shared_with_sinks(self: Any, x: Any) -> Any:
+    heads = self.enter(x).view(*x.shape[:2], 2, 3).transpose(1, 2)
+    scores = torch.matmul(heads, heads.transpose(2, 3)) * 0.5
+    share = (torch.logsumexp(scores, -1) - self.sinks.view(1, -1, 1)).sigmoid()
+    out = torch.matmul(scores.softmax(-1), heads) * share.unsqueeze(-1)
+    return self.leave(out.transpose(1, 2).flatten(2))
+
+
+case(
+    "attention shared with sinks",
+    lambda: Written(shared_with_sinks, sinks=nn.Parameter(torch.randn(2)), **ends()),
+    lambda: torch.zeros(2, 5, 6),
+    classes_dim=-1,
+)
+>>>>>>> calls
