@@ -260,8 +260,4 @@ def _shape_below(node: Any) -> tuple[int, ...]:
     return tuple(node.args[0].meta["val"].shape)
 
 
-<<<<<<< HEAD
-MATCHERS = (rms_norm, gelu, swiglu, shifted_softmax, eager_attention)
-=======
 MATCHERS = (rms_norm, gelu, swiglu, shifted_softmax, eager_attention, sink_shares)
->>>>>>> calls

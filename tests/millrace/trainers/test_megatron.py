@@ -129,7 +129,7 @@ def test_hybrid_patterns_of_users_are_read():
     assert config["layers"] == 8
     assert config["state_space"]["heads"] == 8
     assert config["activation"] == "relu2"
-    assert settings_of("--is-hybrid-model").job.model.config["pattern"] == "MM"
+    assert settings_of("--is-hybrid-model").job.model.config["pattern"] == 24 * "M"
     sparse = settings_of(
         "--multi-latent-attention --experimental-attention-variant dsa --dsa-indexer-topk 64 "
         "--dsa-indexer-n-heads 4 --dsa-indexer-head-dim 32 --kv-lora-rank 32 --qk-head-dim 16 "

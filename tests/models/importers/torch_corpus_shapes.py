@@ -389,8 +389,6 @@ for title, route in _ROUTERS.items():
     case(f"experts, {title}", lambda route=route: Routed(route), ids)
 case("experts, turned weights", lambda: Routed(softmax_last, turned=True), ids)
 case("experts, other scores", lambda: Routed(of_others), ids, refused="`gather")
-<<<<<<< HEAD
-=======
 
 
 def shared_with_sinks(self: Any, x: Any) -> Any:
@@ -407,4 +405,3 @@ case(
     lambda: torch.zeros(2, 5, 6),
     classes_dim=-1,
 )
->>>>>>> calls
