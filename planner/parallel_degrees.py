@@ -14,6 +14,7 @@ from millrace.models.graph import Graph, Op
 from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.model_counts import NORMS
 from millrace.models.ops import op_kind
+from millrace.models.ops.recurrence_ops import RECURRENCES
 from millrace.models.recompute import NONE, layers_of
 from millrace.planner.plan import OpSignature, Plan, recompute_modes, signature_of
 from millrace.planner.ring_attention import RING, RINGS
@@ -95,8 +96,8 @@ def axis_roles(plan: Plan, graph: Graph) -> tuple[frozenset[str], ...]:
 
 
 def _tells_roles(op: Op) -> bool:
-    """True for products whose splits give an axis its role."""
-    return bool(op_kind(op.kind).products) and SEQUENCE not in parse(op.labels).whole_labels
+    """True for products whose splits give an axis its role; a recurrence takes all tokens."""
+    return bool(op_kind(op.kind).products) and op.kind not in RECURRENCES
 
 
 def _counted_blocks(graph: Graph) -> set[str]:

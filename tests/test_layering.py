@@ -85,8 +85,8 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 16_681,
-    "planner": 22_947,
+    "models": 16_683,
+    "planner": 22_948,
     "simulator": 3_331,
     "executor": 28_092,
     "millrace": 25_701,

@@ -65,3 +65,6 @@ ROWS = (
         extra_outputs=("key", "value", "decay", "beta"),
     ),
 )
+
+RECURRENCES = ("state_space_scan", "state_space_scan_grad", "delta_rule", "delta_rule_grad")
+"""Kinds that take the tokens of a sequence one after another."""
