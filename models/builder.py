@@ -356,6 +356,7 @@ def dense(
     *,
     std: float = 0.02,
     bias: bool = True,
+    frozen: bool = False,
 ) -> str:
     """Output of an added matrix product with a new weight, and a bias over the weight's own dims.
 
@@ -376,6 +377,8 @@ def dense(
     bias : bool
         Add a bias over the output's dims that the weight has; it starts at zero and does not decay.
         False: the product is the output.
+    frozen : bool
+        The weight is not trained; it has no bias then.
 
     Returns
     -------
@@ -392,9 +395,13 @@ def dense(
     x_sizes = {dim[0]: size for dim, size in zip(x_operand, builder.tensors[x].shape, strict=True)}
     label_sizes = x_sizes | sizes
     weight = builder.parameter(
-        f"{name}.weight", _dims(weight_operand), shape_of(weight_operand, label_sizes), std=std
+        f"{name}.weight",
+        _dims(weight_operand),
+        shape_of(weight_operand, label_sizes),
+        std=std,
+        frozen=frozen,
     )
-    if not bias:
+    if frozen or not bias:
         return builder.apply("matmul", name, (x, weight), labels)
     product = builder.apply("matmul", f"{name}.matmul", (x, weight), labels)
     bias_operand = tuple(dim for dim in out if dim in weight_operand)

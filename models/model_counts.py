@@ -21,6 +21,7 @@ def training_flops(forward: Graph) -> int:
     """
     shares = window_fractions(forward, OPS)
     tensors = forward.tensors_by_name
+    sloped = _sloped(forward)
     trained: set[str] = set()
     total = 0
     for op in forward.ops:
@@ -32,8 +33,20 @@ def training_flops(forward: Graph) -> int:
         outputs = [tensors[name].shape for name in op.outputs]
         flops = op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
         flops = int(flops * shares.get(op.name, 1))
-        total += flops + flops * _backward_products(op, trained) // len(op_kind(op.kind).products)
+        total += flops
+        if not sloped.isdisjoint(op.outputs):
+            total += flops * _backward_products(op, trained) // len(op_kind(op.kind).products)
     return total
+
+
+def _sloped(forward: Graph) -> set[str]:
+    """Tensors that the loss follows from: not what is only read to choose something."""
+    read = {name for op in forward.ops for name in op.inputs}
+    sloped = {name for op in forward.ops for name in op.outputs} - read
+    for op in reversed(forward.ops):
+        if op_kind(op.kind).differentiable and not sloped.isdisjoint(op.outputs):
+            sloped.update(op.inputs)
+    return sloped
 
 
 def _backward_products(op: Op, trained: set[str]) -> int:

@@ -239,7 +239,7 @@ def _parts(graph: Graph) -> Iterator[tuple[Op, set[str]]]:
         within |= {LATENT} if up else {RESULTS} if results.intersection(op.outputs) else set()
         if op.name in scores:
             part = SCORES
-        elif op.kind in KINDS:
+        elif op.kind in (*KINDS, "sparse_attention"):
             part = ATTENTION
         elif op_kind(op.kind).products:
             part = EXPERT_PRODUCTS if of_expert else PRODUCTS

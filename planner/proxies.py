@@ -61,6 +61,10 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("top_k_grad", Like("top_k", 0.15)),
     _same("biased_attention", Like("attention", 1.1)),
     _same("biased_attention_grad", Like("attention_grad", 1.1)),
+    # Of 256 keys of which 64 are chosen: the kernels multiply with all of them.
+    _same("sparse_attention", Like("attention", 8.0)),
+    _same("sparse_attention_grad", Like("attention_grad", 8.0)),
+    _same("choose_keys", Like("matmul", 10.0)),
     _same("attention_round", Like("attention")),
     _same("causal_conv1d causal_conv1d_grad_input causal_conv1d_grad_weight", Like("mul", 8.0)),
     _same("state_space_scan delta_rule", Like("matmul", 28.0)),

@@ -112,6 +112,16 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
     return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
 
 
+def sparse_attention(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Gradients of `sparse_attention` for what was chosen; the choice itself has no slope."""
+    expression = parse(op.labels)
+    inputs, outputs = expression.inputs, expression.outputs
+    labels = write((*inputs, *outputs, outputs[0]), inputs[:3], expression.whole_labels)
+    read = (*op.inputs, *op.outputs, dy)
+    kind = "sparse_attention_grad"
+    return *tape.emit(op, 0, kind, read, labels, suffix="grad_input"), None
+
+
 def attention_sink(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `attention_sink`: that of the sink, and dy for the attention before it.
 

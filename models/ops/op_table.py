@@ -13,6 +13,7 @@ from millrace.models.ops import (
     layer_ops,
     pointwise_ops,
     recurrence_ops,
+    sparse_ops,
     structure_ops,
 )
 from millrace.models.ops.kind import Attributes, OpKind
@@ -26,6 +27,7 @@ OPS: dict[str, OpKind] = {
         pointwise_ops.ROWS,
         layer_ops.ROWS,
         recurrence_ops.ROWS,
+        sparse_ops.ROWS,
         expert_ops.ROWS,
     )
     for kind in rows

@@ -18,6 +18,7 @@ def add_norm(
     *,
     kind: str = "layer",
     epsilon: float,
+    frozen: bool = False,
 ) -> str:
     """Output of an added norm over the last dim of `x`, with weights of its own.
 
@@ -37,6 +38,8 @@ def add_norm(
         weights and shift.
     epsilon : float
         Added to the mean square or variance before the root.
+    frozen : bool
+        Its weights are not trained.
 
     Returns
     -------
@@ -56,14 +59,18 @@ def add_norm(
     if kind in ("unscaled", "bare"):
         scale = _constant(builder, f"{name}.one", size, 1.0)
     else:
-        scale = builder.parameter(f"{name}.weight", "d", (size,), init="ones", decay=False)
+        scale = builder.parameter(
+            f"{name}.weight", "d", (size,), init="ones", decay=False, frozen=frozen
+        )
     attributes = {"epsilon": epsilon}
     whole_labels = frozenset(feature[0])
     if kind in ("rms", "unscaled"):
         labels = write((operand, feature), (operand, rows), whole_labels)
         return builder.apply("rms_norm", name, (x, scale), labels, attributes=attributes)
     if kind == "layer":
-        shift = builder.parameter(f"{name}.bias", "d", (size,), init="zeros", decay=False)
+        shift = builder.parameter(
+            f"{name}.bias", "d", (size,), init="zeros", decay=False, frozen=frozen
+        )
     else:
         shift = _constant(builder, f"{name}.zero", size, 0.0)
     labels = write((operand, feature, feature), (operand, rows, rows), whole_labels)

@@ -19,6 +19,8 @@ import numpy as np
 from millrace.models.arrays import Floats
 from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
+from millrace.planner.costs.gemm import ITEM_BYTES, ProductSizes, product_seconds
+from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
 from millrace.planner.costs.op_batch import OpFirings, peak_flops_per_s
 
 KINDS = {
@@ -29,6 +31,19 @@ KINDS = {
     "biased_attention_grad": True,
     "attention_grad_round": True,
 }
+
+SPARSE = {"sparse_attention": False, "sparse_attention_grad": True}
+CHOICE = "choose_keys"
+
+# Query heads of a tile of sparse attention, whose keys are one query's: rows of a product of
+# Hopper's matrix units (CUDA, PTX ISA, `wgmma`).
+HEADS = 64
+
+# Bytes that add a value of a key's gradient, read and written in float32, to those of others.
+ADDED_BYTES = 8
+
+# Bytes of a score of the indexer, which one kernel writes and the next reads (float32, twice).
+SCORE_BYTES = 8
 
 QUERIES = 128  # of a tile: FlashAttention-2, section 3.3, and FlashAttention-3, table 6
 
@@ -81,15 +96,7 @@ def attention_seconds(firings: OpFirings, device: Device, software: Software) ->
     )
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
     seen = _keys_seen(firings, firings.size(keys[1]))
-    softmax = device.softmax_features
-    capping = 2 * softmax if firings.attributes.get("cap") else 0
-    features = scored + mixed + 2 * softmax + capping
-    if backward:
-        features = (3 * scored + 2 * mixed + 5 * softmax + capping) / BACKWARD_SPEED
-    share = device.attention_efficiency
-    efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
-    peak = peak_flops_per_s(device, firings.precision) * efficiency
-    flops_per_s = peak * (1 + softmax / REFERENCE_HEAD_SIZE)
+    features, flops_per_s = _rates(firings, device, software, scored, mixed, backward=backward)
     if not device.multiprocessors:
         plain: Floats = 2 * heads * tokens * seen * features / flops_per_s
         return plain
@@ -98,6 +105,73 @@ def attention_seconds(firings: OpFirings, device: Device, software: Software) ->
     rows = waves * device.multiprocessors * QUERIES
     seconds: Floats = 2 * rows * passes * features / flops_per_s
     return seconds
+
+
+def sparse_seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
+    """Seconds of attention to chosen keys: its products, or what a query fetches of its keys.
+
+    A key is fetched once for all heads of a query here, and a value is part of its key, as with
+    latent attention. Backward the gradients of a query's keys are added to those of other queries.
+
+    Raises
+    ------
+    ClusterError
+        The device has no rate for the precision.
+    """
+    backward = SPARSE[firings.kind]
+    queries, _, values, chosen = parse(firings.labels).operands[:4]
+    tokens = firings.size([label for dim in queries[:2] for label in dim])
+    heads = firings.size([label for dim in queries[2:-1] for label in dim])
+    count, head_dim = firings.size(chosen[-1]), firings.size(queries[-1])
+    scored, mixed = _filled(head_dim), _filled(firings.size(values[-1]))
+    features, flops_per_s = _rates(firings, device, software, scored, mixed, backward=backward)
+    rows = tokens * np.ceil(heads / HEADS) * HEADS
+    fetched = tokens * count * head_dim * ITEM_BYTES.get(firings.precision, ITEM_BYTES["fp32"])
+    if backward:
+        fetched = fetched + tokens * count * head_dim * ADDED_BYTES
+    moving_s = fetched / bandwidth_bytes_per_s(device)
+    seconds: Floats = np.maximum(2 * rows * count * features / flops_per_s, moving_s)
+    return seconds
+
+
+def choice_seconds(firings: OpFirings, device: Device) -> Floats:
+    """Seconds of a choice of keys: products of the indexer, then its scores written and read.
+
+    A query meets the keys up to its own, half of all on average.
+
+    Raises
+    ------
+    ClusterError
+        The device has no rate for the precision.
+    """
+    queries, _, keys = parse(firings.labels).inputs
+    samples, tokens, heads, features = (firings.size(dim) for dim in queries)
+    seen = (firings.size(keys[1]) + 1) / 2
+    sizes = ProductSizes(batch=samples, m=tokens * heads, n=seen, k=features)
+    moved: Floats = samples * tokens * seen * SCORE_BYTES
+    product_s = product_seconds(sizes, firings.precision, device)
+    return product_s + moved / bandwidth_bytes_per_s(device)
+
+
+def _rates(
+    firings: OpFirings,
+    device: Device,
+    software: Software,
+    scored: Floats,
+    mixed: Floats,
+    *,
+    backward: bool,
+) -> tuple[Floats, float]:
+    """Features that a pair of a query and a key costs the time of, and the rate of their FLOPs."""
+    softmax = device.softmax_features
+    capping = 2 * softmax if firings.attributes.get("cap") else 0
+    features = scored + mixed + 2 * softmax + capping
+    if backward:
+        features = (3 * scored + 2 * mixed + 5 * softmax + capping) / BACKWARD_SPEED
+    share = device.attention_efficiency
+    efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
+    peak = peak_flops_per_s(device, firings.precision) * efficiency
+    return features, peak * (1 + softmax / REFERENCE_HEAD_SIZE)
 
 
 def _keys_seen(firings: OpFirings, keys: Floats) -> Floats:

@@ -20,7 +20,14 @@ from millrace.models.labels import parse
 from millrace.models.ops.orthogonal import matrix_sizes
 from millrace.planner.cluster import Device, Software
 from millrace.planner.collectives import LOCAL_BOXING
-from millrace.planner.costs.attention import KINDS, attention_seconds
+from millrace.planner.costs.attention import (
+    CHOICE,
+    KINDS,
+    SPARSE,
+    attention_seconds,
+    choice_seconds,
+    sparse_seconds,
+)
 from millrace.planner.costs.expert_routing import launches_waited_for
 from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
@@ -200,6 +207,10 @@ def _seconds(firings: OpFirings, device: Device, software: Software) -> Floats:
         return np.maximum(moving_s, attention_seconds(firings, device, software))
     if firings.kind in RECURRENCE_RATES:
         return recurrence_seconds(firings, device)
+    if firings.kind in SPARSE:
+        return np.maximum(moving_s, sparse_seconds(firings, device, software))
+    if firings.kind == CHOICE:
+        return np.maximum(moving_s, choice_seconds(firings, device))
     if is_depthwise(firings):
         return moving_s / DEPTHWISE_RATE
     product_s = product_seconds(sizes_of(firings), firings.precision, device)

@@ -38,7 +38,7 @@ def assert_gradients_are_slopes(forward: Graph, *, seed: int, entries: int | Non
         return float(run(forward, moved)[loss.removesuffix(".accumulate")])
 
     for op in forward.ops:
-        if op.kind != "variable":
+        if not op.trains:
             continue
         name = op.outputs[0]
         shape = values[name].shape

@@ -2,7 +2,8 @@
 //
 // With P = exp(scores - logsumexp) and delta = Σ_u dout · out per query (Dao 2022, appendix B.2):
 // dv = Pᵀ dout, dS = P · (dout vᵀ - delta), dq = scale · dS k, dk = scale · dSᵀ q, and what is added
-// to the scores gets dS; before dq and dk, dS is multiplied by the slope of a cap. Every output is added up by one block in one order: no atomics.
+// to the scores gets dS; before dq and dk, dS is multiplied by the slope of a cap. Every output is
+// added up by one block in one order: no atomics.
 #include "attention.cuh"
 
 // delta [b t g r] of (out, dout); one warp per row.

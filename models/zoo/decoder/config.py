@@ -134,6 +134,10 @@ rope_slow, rope_truncate
         sees (0: there is none).
     attention_post_norms : bool
         In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
+    index_topk, index_heads, index_dim, index_interleaved
+        Sparse attention (DeepSeek-V3.2): a query attends to the `index_topk` keys (0: to all) that
+        an indexer with so many heads of so many features chooses, the first `rotary_dims` of them
+        turned as those of attention, in pairs of neighbours or not. The indexer is not trained.
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
@@ -238,6 +242,10 @@ rope_slow, rope_truncate
     delta_net: DeltaNet | None = None
     conv_taps: int = 0
     attention_post_norms: bool = False
+    index_topk: int = 0
+    index_heads: int = 0
+    index_dim: int = 0
+    index_interleaved: bool = False
     activation: str = "silu"
     gated: bool = True
     ffn_bias: bool = False
@@ -318,6 +326,7 @@ _POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "hea
 _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
+    *("index_topk", "index_heads", "index_dim"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
     *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
 )
@@ -446,6 +455,15 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
         )
     if not config.kv_lora and (config.q_lora or config.value_dim not in (0, config.head_dim)):
         raise ModelError(f"{name}: `q_lora` and `value_dim` belong to latent attention (`kv_lora`)")
+    if config.index_topk and not (config.kv_lora and config.q_lora):
+        raise ModelError(
+            f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"
+        )
+    if config.index_topk and (config.index_heads < 1 or config.index_dim < config.rotary_dims):
+        raise ModelError(
+            f"{name}: an indexer needs `index_heads` from 1 and `index_dim` from rotary_dims "
+            f"({config.rotary_dims}) on, they are {config.index_heads} and {config.index_dim}"
+        )
 
 
 def _check_experts(name: str, config: DecoderConfig) -> None:

@@ -9,13 +9,14 @@ value, c latent features, k n hidden.
 
 Notes
 -----
-DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434 (2024), section 2.1; the absorbed form is for decoding
-and not used here.
+DeepSeek-AI, "DeepSeek-V2", arXiv 2405.04434 (2024), section 2.1; the absorbed form, in which all
+heads share a key, is that of `sparse_attention.py` alone.
 """
 
 from millrace.models.builder import GraphBuilder, dense
 from millrace.models.zoo.decoder.attention import mix, project_out, rotary_attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
+from millrace.models.zoo.decoder.sparse_attention import sparse_attention
 from millrace.models.zoo.norms import add_norm
 
 LATENT_EPSILON = 1e-6  # norms of latent vectors have it, whatever the stream's norms have
@@ -23,16 +24,7 @@ LATENT_EPSILON = 1e-6  # norms of latent vectors have it, whatever the stream's 
 
 def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add the attention of one layer to the block and return what it adds to the stream `x`."""
-    query = _queries(builder, config, x, layer)
-    key, value = _keys_and_values(builder, config, x, layer)
-    mixed = mix(builder, config, (query, key, value), layer, grouped=False)
-    return project_out(builder, config, mixed, grouped=False)
-
-
-def _queries(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
-    source = x
-    if config.q_lora:
-        source = _latent(builder, config, "q", x, config.q_lora)
+    source = _latent(builder, config, "q", x, config.q_lora) if config.q_lora else x
     query = dense(
         builder,
         "attn.q",
@@ -42,14 +34,8 @@ def _queries(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -
         std=config.init_std,
         bias=False,
     )
-    return _turned(builder, config, layer, "q", query, "b t h d")
-
-
-def _keys_and_values(
-    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
-) -> tuple[str, str]:
-    unturned_dims = config.head_dim - config.rotary_dims
-    shared = dense(
+    query = _turned(builder, config, layer, "q", query, "b t h d")
+    turned = dense(
         builder,
         "attn.k.shared",
         x,
@@ -58,7 +44,22 @@ def _keys_and_values(
         std=config.init_std,
         bias=config.qkv_bias,
     )
-    turned = _turned(builder, config, layer, "k", shared, "b t p")
+    turned = _turned(builder, config, layer, "k", turned, "b t p")
+    if config.index_topk:
+        latent = _latent(builder, config, "kv", x, config.kv_lora)
+        return sparse_attention(
+            builder, config, x, layer,
+            query=query, query_latent=source, turned=turned, latent=latent,
+        )  # fmt: skip
+    key, value = _keys_and_values(builder, config, x, turned)
+    mixed = mix(builder, config, (query, key, value), layer, grouped=False)
+    return project_out(builder, config, mixed, grouped=False)
+
+
+def _keys_and_values(
+    builder: GraphBuilder, config: DecoderConfig, x: str, turned: str
+) -> tuple[str, str]:
+    unturned_dims = config.head_dim - config.rotary_dims
     shape = (*builder.tensors[turned].shape[:2], config.heads, config.rotary_dims)
     spread = builder.apply(
         "broadcast", "attn.k.spread", (turned,), "b t p -> b t h p", shapes=(shape,)

@@ -12,6 +12,7 @@ from tests.executor.examples import (
     pointwise,
     products,
     recurrences,
+    sparse,
 )
 
 THEMES = (
@@ -23,6 +24,7 @@ THEMES = (
     embeddings,
     attention,
     recurrences,
+    sparse,
     losses,
     images,
     experts,

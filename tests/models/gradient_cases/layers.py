@@ -72,6 +72,28 @@ def sunk(builder: GraphBuilder, x: str) -> str:
     return _back(builder, builder.apply("attention_sink", "sunk", read, labels))
 
 
+def chosen_for(builder: GraphBuilder, x: str) -> str:
+    """Attention to two keys, which an indexer that is not trained chooses."""
+    dims = {"q": "b t i e", "weights": "b t i", "key": "b t e"}
+    shapes = {"q": (K, HEADS, QUERY), "weights": (K, HEADS), "key": (K, QUERY)}
+    index = []
+    for name, out in dims.items():
+        weight = out.replace("b t", "k")
+        frozen = builder.parameter(f"index.{name}", weight, shapes[name], std=1.0, frozen=True)
+        index.append(builder.apply("matmul", name, (x, frozen), f"b t k, {weight} -> {out}"))
+    labels = "b t i! e!, b t i!, b s! e! -> b t c!"
+    chosen = builder.apply("choose_keys", "chosen", index, labels, shapes=((B, T, 2),))
+    query = dense(builder, "of", x, "b t k, k h d -> b t h d", {"h": HEADS, "d": QUERY}, std=1.0)
+    keys = [
+        dense(builder, name, x, "b s k, k d -> b s d", {"d": size}, std=1.0)
+        for name, size in (("k", QUERY), ("v", VALUE))
+    ]
+    labels = "b t h d!, b s! d!, b s! u!, b t c! -> b t h u!, b t h"
+    read = (query, *keys, chosen)
+    mixed = builder.apply("sparse_attention", "core", read, labels, attributes=SCALE)
+    return dense(builder, "back", mixed, "b t h u, h u k -> b t k", {"k": K}, std=1.0)
+
+
 def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
     """Attention to fewer keys than queries, from other features."""
     memory = builder.apply(
@@ -204,6 +226,7 @@ CASES: dict[str, Body] = {
     "attention, cap": partial(attended, {"causal": True, "cap": 0.6}),
     "attention, elsewhere": attended_elsewhere,
     "attention, sinks": sunk,
+    "sparse_attention": chosen_for,
     "biased_attention": partial(biased, {}),
     "biased_attention, relative_bias": partial(biased, {"bidirectional": True, "max_distance": 5}),
     "relative_bias, backward only": partial(biased, {"bidirectional": False, "max_distance": 5}),

@@ -19,6 +19,7 @@ from tests.models.oracle.pointwise import POINTWISE
 from tests.models.oracle.products import PRODUCTS
 from tests.models.oracle.recurrences import RECURRENCES
 from tests.models.oracle.sequence import SEQUENCES
+from tests.models.oracle.sparse import SPARSE
 
 KINDS: dict[str, Definition] = {
     **LAYOUT,
@@ -27,6 +28,7 @@ KINDS: dict[str, Definition] = {
     **NORMS,
     **SEQUENCES,
     **RECURRENCES,
+    **SPARSE,
     **IMAGES,
     **EXPERTS,
 }

@@ -1,7 +1,7 @@
 """Attention kernels: their factories by op kind."""
 
 from millrace.executor.cuda.calls import Calls
-from millrace.executor.cuda.kernels.attention import backward, forward, sinks
+from millrace.executor.cuda.kernels.attention import backward, forward, sinks, sparse
 from millrace.executor.cuda.kernels.attention.attention_library import by_library
 from millrace.executor.cuda.kernels.context import CallsFactory
 from millrace.executor.kernels.attention.groups import grouped
@@ -22,6 +22,9 @@ ATTENTION: dict[str, CallsFactory] = {
     "attention_round": _with_groups(forward.attention_round),
     "attention_sink": sinks.attention_sink,
     "attention_sink_grad": sinks.attention_sink_grad,
+    "choose_keys": sparse.choose_keys,
+    "sparse_attention": sparse.sparse_attention,
+    "sparse_attention_grad": sparse.sparse_attention_grad,
     "biased_attention": _with_groups(forward.biased_attention),
     "biased_attention_grad": _with_groups(backward.biased_attention_grad),
 }
