@@ -53,6 +53,7 @@ DEEPSEEK = LLAMA | {
     "qk_nope_head_dim": 6,
     "v_head_dim": 5,
 }
+SPARSE = {"index_topk": 4, "index_n_heads": 8, "index_head_dim": 6}
 GLM = LLAMA | {
     "head_dim": 8,
     "attention_bias": True,
@@ -232,6 +233,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_scale": 0.7,
             "rope_parameters": LLAMA31 | {"high_freq_factor": 1.0},
         },
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        DEEPSEEK | SPARSE | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v32, all keys": ("deepseek_v32", DEEPSEEK | SPARSE | {"index_topk": 64}),
+    "glm_moe_dsa": (
+        "glm_moe_dsa",
+        DEEPSEEK | SPARSE | {"mlp_layer_types": ["dense", "sparse", "dense"]},
     ),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"routed_scaling_factor": 1.5}),
     "afmoe": (

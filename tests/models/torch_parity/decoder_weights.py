@@ -281,6 +281,10 @@ RULES: dict[str, Rule] = {
     "self_attn.kv_a_proj_with_mqa": latent_and_shared,
     "self_attn.kv_a_layernorm": same("attn.kv.latent.norm"),
     "self_attn.kv_b_proj": keys_and_values,
+    "self_attn.indexer.wq_b": linear("attn.index.q"),
+    "self_attn.indexer.wk": linear("attn.index.k"),
+    "self_attn.indexer.k_norm": same("attn.index.k.norm"),
+    "self_attn.indexer.weights_proj": linear("attn.index.weights"),
     **dict.fromkeys(("mlp.gate_proj", "feed_forward.gate_proj"), linear("mlp.gate")),
     **dict.fromkeys(
         (

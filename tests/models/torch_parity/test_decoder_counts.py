@@ -207,6 +207,26 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "topk_group": 2,
         }
     ),
+    **{
+        name: sizes(
+            CHOSEN,
+            **LATENT | {"q_lora_rank": st.integers(1, 9), "attention_bias": st.just(False)},
+            index_topk=st.integers(1, 9),
+            index_n_heads=st.integers(1, 5),
+            index_head_dim=st.integers(10, 20),
+        ).map(
+            lambda values: {
+                "index_head_dim": 16,
+                "qk_rope_head_dim": 4,
+                **values,
+                "num_key_value_heads": values["num_attention_heads"],
+                "n_routed_experts": 12,
+                "n_group": 3,
+                "topk_group": 2,
+            }
+        )
+        for name in ("deepseek_v32", "glm_moe_dsa")
+    },
     "gpt2": st.fixed_dictionaries(
         {"n_embd": st.sampled_from([6, 12]), "n_head": st.sampled_from([1, 2, 3])},
         optional={

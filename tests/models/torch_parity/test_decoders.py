@@ -77,7 +77,7 @@ def assert_trains_alike(
             {
                 name: numbers(parameter.grad)
                 for name, parameter in named.items()
-                if parameter.requires_grad
+                if parameter.grad is not None
             },
             config,
             graph,
