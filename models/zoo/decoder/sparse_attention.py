@@ -96,25 +96,25 @@ def _chosen(
         "weights": (x, "i", {"i": heads}),
         "k": (x, "e", {"e": size}),
     }
-    made = {}
+    index = {}
     for part, (source, dims, sizes) in parts.items():
         labels = f"b t k, k {dims} -> b t {dims}"
         std = config.init_std
         name = f"attn.index.{part}"
-        made[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
-    made["k"] = add_norm(
-        builder, "attn.index.k.norm", made["k"], "b t e", epsilon=INDEX_EPSILON, frozen=True
+        index[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
+    index["k"] = add_norm(
+        builder, "attn.index.k.norm", index["k"], "b t e", epsilon=INDEX_EPSILON, frozen=True
     )
     attributes = {**rotary_attributes(config, layer), "interleaved": config.index_interleaved}
     for part in ("q", "k") if layer not in config.unturned_layers else ():
         dims = f"b t {parts[part][1]}!"
         name, labels = f"attn.index.{part}.rotary", f"{dims} -> {dims}"
-        made[part] = builder.apply("rotary", name, (made[part],), labels, attributes=attributes)
+        index[part] = builder.apply("rotary", name, (index[part],), labels, attributes=attributes)
     batch, tokens = builder.tensors[x].shape[:2]
     return builder.apply(
         "choose_keys",
         "attn.index.chosen",
-        (made["q"], made["weights"], made["k"]),
+        (index["q"], index["weights"], index["k"]),
         "b t i! e!, b t i!, b s! e! -> b t j!",
         shapes=((batch, tokens, min(config.index_topk, tokens)),),
     )
