@@ -357,10 +357,10 @@ def sparse_ns(chosen: int, keys: int, on: Device, queries: int = 4096) -> tuple[
     """Durations of DeepSeek-V3.2's sparse attention in bf16, and of the choice of its keys."""
     heads, width, latent = 128, 576, 512
     shapes = ((1, queries, heads, width), (1, keys, width), (1, keys, latent), (1, queries, chosen))
-    made = ((1, queries, heads, latent), (1, queries, heads))
+    outputs = ((1, queries, heads, latent), (1, queries, heads))
     labels = "b t h d!, b s! d!, b s! u!, b t c! -> b t h u!, b t h"
     dtypes = (BF16, BF16, BF16, "int32"), (BF16, F32)
-    attention_ns = op_ns("sparse_attention", labels, {"scale": 1.0}, shapes, made, *dtypes, on)
+    attention_ns = op_ns("sparse_attention", labels, {"scale": 1.0}, shapes, outputs, *dtypes, on)
     index = ((1, queries, 64, 128), (1, queries, 64), (1, keys, 128))
     labels, dtypes = "b t i! e!, b t i!, b s! e! -> b t c!", ((BF16,) * 3, ("int32",))
     return attention_ns, op_ns("choose_keys", labels, {}, index, (shapes[3],), *dtypes, on)
