@@ -40,6 +40,7 @@ _FIXED: dict[str, Any] = {
     "chunk": 0,
     "score_cap": 0.0,
     "tempered_from": 0,
+    "index_topk": 0,
     "window_rope_base": 0.0,
     "router_bias": False,
 }

@@ -98,6 +98,10 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= _rotary_fields(keys, _head_dim(keys), positions)
     if "num_experts" in keys.values:
         fields |= expert_fields(keys)
+    if "index_topk" in keys.values:
+        fields["index_topk"] = keys.integer("index_topk")
+        fields["index_heads"] = keys.integer("index_n_heads")
+        fields["index_dim"] = keys.integer("index_head_dim")
     if "attn_config" in keys.values:
         fields |= _mpt_attention(keys.section("attn_config"))
     if "gating" in keys.values:

@@ -1,7 +1,7 @@
 """Sparse attention of a decoder: an indexer chooses the keys, latent vectors are the keys.
 
-Every query attends to the keys of one latent vector per token, which all heads share: the weights
-that make keys of it are multiplied onto queries instead, those of values onto what heads gather.
+Every query attends to the keys of one latent vector per token, which all heads share: what made
+keys of it is multiplied onto queries instead, and what made values of it onto what heads gather.
 The indexer is not trained: its own loss, the divergence of its scores from those of attention, is
 no part of the model's, from which it is cut off.
 
@@ -42,9 +42,9 @@ def sparse_attention(
     query : str
         Queries of heads [b t h d], the turned features first.
     query_latent : str
-        Tensor that queries are made of [b t c].
+        What queries are made of [b t c].
     turned, latent : str
-        Turned features of keys [b t p], and the normed vector that makes keys and values.
+        Turned features of keys [b t p], and the normed vector that keys and values are made of.
     """
     chosen = _chosen(builder, config, x, query_latent, layer)
     parts = {"p": config.rotary_dims, "q": config.head_dim - config.rotary_dims}
@@ -89,34 +89,32 @@ def sparse_attention(
 def _chosen(
     builder: GraphBuilder, config: DecoderConfig, x: str, query_latent: str, layer: int
 ) -> str:
-    """Add the indexer, which reads the latent vector of queries and the stream, and its choice."""
+    """Add the indexer, which reads what queries are made of and the stream, and its choice."""
     heads, size = config.index_heads, config.index_dim
     parts = {
         "q": (query_latent, "i e", {"i": heads, "e": size}),
         "weights": (x, "i", {"i": heads}),
         "k": (x, "e", {"e": size}),
     }
-    projected = {}
+    index = {}
     for part, (source, dims, sizes) in parts.items():
         labels = f"b t k, k {dims} -> b t {dims}"
         std = config.init_std
         name = f"attn.index.{part}"
-        projected[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
-    projected["k"] = add_norm(
-        builder, "attn.index.k.norm", projected["k"], "b t e", epsilon=INDEX_EPSILON, frozen=True
+        index[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
+    index["k"] = add_norm(
+        builder, "attn.index.k.norm", index["k"], "b t e", epsilon=INDEX_EPSILON, frozen=True
     )
     attributes = {**rotary_attributes(config, layer), "interleaved": config.index_interleaved}
     for part in ("q", "k") if layer not in config.unturned_layers else ():
         dims = f"b t {parts[part][1]}!"
         name, labels = f"attn.index.{part}.rotary", f"{dims} -> {dims}"
-        projected[part] = builder.apply(
-            "rotary", name, (projected[part],), labels, attributes=attributes
-        )
+        index[part] = builder.apply("rotary", name, (index[part],), labels, attributes=attributes)
     batch, tokens = builder.tensors[x].shape[:2]
     return builder.apply(
         "choose_keys",
         "attn.index.chosen",
-        (projected["q"], projected["weights"], projected["k"]),
+        (index["q"], index["weights"], index["k"]),
         "b t i! e!, b t i!, b s! e! -> b t j!",
         shapes=((batch, tokens, min(config.index_topk, tokens)),),
     )
