@@ -85,11 +85,11 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 16_685,
+    "models": 16_673,
     "planner": 22_950,
     "simulator": 3_331,
     "executor": 28_092,
-    "millrace": 25_702,
+    "millrace": 25_705,
     "tests": 52_839,
     "benchmarks": 10_243,
 }

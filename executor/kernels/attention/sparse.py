@@ -109,7 +109,7 @@ class _Sizes:
         hidden = np.full((len(places), self._keys + 1), -np.inf, query.dtype)
         np.put_along_axis(hidden, places, 0, axis=1)  # a place that is none is the last
         scaled = _merged(self.rows(query)[sample, rows]) * self.scale
-        scores = np.matmul(scaled, key[sample].T).reshape(len(places), -1, self._keys)
+        scores: Array = np.matmul(scaled, key[sample].T).reshape(len(places), -1, self._keys)
         np.add(scores, hidden[:, None, :-1], out=scores)
         return scores
 

@@ -48,14 +48,7 @@ def read_job(
     check_job(values)
     if (hybrid := given_pattern(values)) is not None:
         values = ChainMap({"num_layers": len(hybrid.letters)}, values)  # type: ignore[arg-type]
-    degrees = {
-        "tp": values["tensor_model_parallel_size"],
-        "pp": values["pipeline_model_parallel_size"],
-        "cp": values["context_parallel_size"],
-    }
-    for name, degree in degrees.items():
-        if degree < 1:
-            raise SettingsError(f"{name} is {degree}: expected at least 1")
+    degrees = _degrees(values)
     assumed: list[str] = []
     ranks = degrees["tp"] * degrees["cp"]
     if values["num_experts"]:
@@ -111,6 +104,18 @@ def read_job(
         software=software,
     )
     return ReadSettings(job=job, assumed=tuple(assumed), unplanned=tuple(unplanned))
+
+
+def _degrees(values: Mapping[str, Any]) -> dict[str, int]:
+    degrees = {
+        "tp": values["tensor_model_parallel_size"],
+        "pp": values["pipeline_model_parallel_size"],
+        "cp": values["context_parallel_size"],
+    }
+    for name, degree in degrees.items():
+        if degree < 1:
+            raise SettingsError(f"{name} is {degree}: expected at least 1")
+    return degrees
 
 
 def _devices(model_devices: int, nodes: int, per_node: int, assumed: list[str]) -> tuple[int, int]:

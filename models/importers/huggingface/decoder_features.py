@@ -206,28 +206,13 @@ def _latent_fields(keys: Keys, heads: int) -> Config:
     if keys.integer("num_key_value_heads", heads, null=heads) != heads:
         raise keys.error("num_key_value_heads", f"latent attention has one per head: {heads}")
     positions = keys.integer("max_position_embeddings")
-    return _index_fields(keys) | {
+    return {
         "head_dim": turned + unturned,
         "attention_scale": latent_scale(keys, turned + unturned, positions),
         "kv_lora": keys.integer("kv_lora_rank"),
         "q_lora": keys.integer("q_lora_rank", null=0),
         "value_dim": keys.integer("v_head_dim"),
         "rope_interleaved": keys.flag("rope_interleave", False, null=False),
-    }
-
-
-def _index_fields(keys: Keys) -> Config:
-    """Fields of an indexer that chooses keys in every layer (DeepSeek-V3.2), where there is one."""
-    if "index_topk" not in keys.values:
-        return {}
-    if "indexer_types" in keys.values and set(keys.texts("indexer_types")) - {"full"}:
-        raise keys.error(
-            "indexer_types", "layers that take over the keys of another's choice: expected `full`"
-        )
-    return {
-        "index_topk": keys.integer("index_topk"),
-        "index_heads": keys.integer("index_n_heads"),
-        "index_dim": keys.integer("index_head_dim"),
     }
 
 
