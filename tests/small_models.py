@@ -15,6 +15,15 @@ _DECODER: Config = {
 _ROTARY: Config = {"rotary_dims": 8}
 _EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 32}
 
+_DEEPSEEK: Config = {
+    "head_dim": 12,
+    "rotary_dims": 4,
+    "rope_interleaved": True,
+    "kv_lora": 16,
+    "q_lora": 24,
+    "value_dim": 8,
+}
+
 _CONFIGS: dict[str, tuple[str, int, Config]] = {
     "gpt": (
         "gpt",
@@ -39,14 +48,9 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
         16,
         _DECODER
         | _EXPERTS
+        | _DEEPSEEK
         | {
             "layers": 3,
-            "head_dim": 12,
-            "rotary_dims": 4,
-            "rope_interleaved": True,
-            "kv_lora": 16,
-            "q_lora": 24,
-            "value_dim": 8,
             "experts": 8,
             "shared_hidden": 32,
             "router": "sigmoid",
@@ -84,6 +88,11 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
             "delta_net": {"key_heads": 4, "value_heads": 4, "key_dim": 8, "value_dim": 8}
             | {"gate_rank": 8}
         },
+    ),
+    "deepseek-sparse": (
+        "decoder",
+        16,
+        _DECODER | _DEEPSEEK | {"index_topk": 5, "index_heads": 4, "index_dim": 8},
     ),
     "bert": (
         "bert",

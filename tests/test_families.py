@@ -71,6 +71,8 @@ CASES = [
     FamilyCase("qwen3-next", 4, degrees(dp=2, tp=2), {"all_reduce"}),
     FamilyCase("kimi-linear", 2, degrees(cp=2, ring=False), {"all_to_all"}),
     FamilyCase("kimi-linear", 4, degrees(tp=4), {"all_reduce"}),
+    FamilyCase("deepseek-sparse", 4, degrees(tp=2, cp=2, ring=False), {"all_gather"}),
+    FamilyCase("deepseek-sparse", 4, degrees(dp=2, pp=2, zero=1), {"send"}),
     FamilyCase("bert", 2, degrees(dp=2), {"all_reduce"}),
     FamilyCase("bert", 4, degrees(dp=2, tp=2), {"all_reduce"}),
     FamilyCase("t5", 2, degrees(pp=2), {"send", "recv"}),

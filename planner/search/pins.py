@@ -339,8 +339,10 @@ def _divisors_between(number: int) -> list[int]:
 
 
 def multiplies(op: Op) -> bool:
-    """True if an op is one of those whose splits give an axis its role."""
-    return bool(op_kind(op.kind).products) or op.kind in ("embedding", "embedding_grad")
+    """True if an op is one of those whose splits give an axis its role: no choice is."""
+    row = op_kind(op.kind)
+    product = bool(row.products) and not row.integer_outputs
+    return product or op.kind in ("embedding", "embedding_grad")
 
 
 def forced_ops(graph: Graph, op_names: Mapping[str, int]) -> frozenset[str]:

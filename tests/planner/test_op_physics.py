@@ -353,6 +353,44 @@ def test_a_recurrence_takes_as_long_as_published_kernels(
     assert recurrence_ns(kind, decay, 48, 2 * size, 8192) == pytest.approx(duration_ns, rel=0.02)
 
 
+def sparse_ns(chosen: int, keys: int, on: Device, queries: int = 4096) -> tuple[int, int]:
+    """Durations of DeepSeek-V3.2's sparse attention in bf16, and of the choice of its keys."""
+    heads, width, latent = 128, 576, 512
+    shapes = ((1, queries, heads, width), (1, keys, width), (1, keys, latent), (1, queries, chosen))
+    outputs = ((1, queries, heads, latent), (1, queries, heads))
+    labels = "b t h d!, b s! d!, b s! u!, b t c! -> b t h u!, b t h"
+    dtypes = (BF16, BF16, BF16, "int32"), (BF16, F32)
+    attention_ns = op_ns("sparse_attention", labels, {"scale": 1.0}, shapes, outputs, *dtypes, on)
+    index = ((1, queries, 64, 128), (1, queries, 64), (1, keys, 128))
+    labels, dtypes = "b t i! e!, b t i!, b s! e! -> b t c!", ((BF16,) * 3, ("int32",))
+    return attention_ns, op_ns("choose_keys", labels, {}, index, (shapes[3],), *dtypes, on)
+
+
+def test_sparse_attention_takes_the_chosen_keys_and_their_choice_all_of_them() -> None:
+    """FlashMLA's kernel multiplies at 640 TFLOP/s on an H800 at best (its README, 2025-09)."""
+    h800 = device("h800")
+    attention_ns, choice_ns = sparse_ns(2048, 32768, h800)
+    flops = 2 * 4096 * 128 * 2048 * (576 + 512)
+    assert 0.65 * 640 < flops / attention_ns / 1e3 < 640
+    longer = sparse_ns(2048, 65536, h800)
+    assert longer[0] == pytest.approx(attention_ns, rel=0.01)
+    assert longer[1] == pytest.approx(2 * choice_ns, rel=0.05)
+    assert sparse_ns(1024, 32768, h800)[0] == pytest.approx(attention_ns / 2, rel=0.02)
+
+
+def test_a_cap_of_scores_costs_an_exponential_more() -> None:
+    labels = "b t h d!, b s! h d!, b s! h u! -> b t h u!, b t h"
+    shape = (1, 4096, 16, 128)
+    plain, capped = (
+        op_ns(
+            "attention", labels, {"causal": True, "scale": 1.0, "cap": cap}, (shape,) * 3,
+            (shape, shape[:3]), (BF16,) * 3, (BF16, F32), device("h100-sxm"),
+        )
+        for cap in (0.0, 50.0)
+    )  # fmt: skip
+    assert 1.1 < capped / plain < 1.3
+
+
 # Kinds that no compiler or framework fuses with a neighbour, and why.
 NOT_FUSED = {
     "it computes products": (kind for kind, row in OPS.items() if row.multiplies),
