@@ -2,7 +2,7 @@
 
 Megatron-LM has two ways to say it. A hybrid pattern (`--hybrid-layer-pattern`) has a letter for
 every part behind a norm, `|` between the chunks of a pipeline and `/` before what predicts further
-tokens; its program is `pretrain_hybrid.py`. A linear attention (`--linear-attention-freq`) is a GPT
+tokens; another program trains these. A linear attention (`--linear-attention-freq`) is a GPT
 whose layers have a gated delta net in place of attention, but for some.
 """
 
