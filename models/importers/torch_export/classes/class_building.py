@@ -18,7 +18,7 @@ from millrace.models.importers.torch_export.tracing import quiet
 # Keys that name code or weights beside the configuration: neither is read.
 _NOT_READ = ("auto_map", "quantization_config", "torch_dtype", "dtype")
 _REAL_VALUES_MAX = 2**22  # values of a tensor that a constructor fills with one number
-_LAYERS_MAX = 10_000  # as many as a configuration may ask for (`huggingface/keys.py`)
+_LAYERS_MAX, _SIZE_MAX = 10_000, 2**31 - 1  # as `huggingface/keys.py` has them
 INSTALL = "pip install '.[torch]' in Millrace's checkout"
 
 
@@ -27,15 +27,13 @@ def missing_packages() -> tuple[str, ...]:
     return tuple(name for name in ("torch", "transformers") if find_spec(name) is None)
 
 
-def built_module(values: Mapping[str, Any], where: str) -> Any:
+def built_module(values: Mapping[str, Any]) -> Any:
     """Module of the class that transformers has for a configuration, in evaluation mode.
 
     Parameters
     ----------
     values : mapping
         The decoded configuration.
-    where : str
-        What it is, for messages.
 
     Raises
     ------
@@ -52,48 +50,49 @@ def built_module(values: Mapping[str, Any], where: str) -> Any:
         release = f"transformers {transformers.__version__}"
         if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
             raise ModelError(
-                f"{where}: {release} has no `model_type` {model_type!r} either; code of a "
-                f"repository is not run"
+                f"{release} has no class of `model_type` {model_type!r}, and code of a repository "
+                f"is not run"
             )
         if model_type not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise ModelError(f"{where}: {release} has no causal language model `{model_type}`")
-        _check_depth(values, where)
+            raise ModelError(f"{release} has no causal language model `{model_type}`")
+        _check_sizes(values)
         try:
             with quiet(), _weights_on_meta():
                 config = CONFIG_MAPPING[model_type].from_dict(
                     {key: value for key, value in values.items() if key not in _NOT_READ}
                 )
                 config.use_cache = False
-                module = transformers.AutoModelForCausalLM.from_config(
-                    config, dtype=torch.float32, trust_remote_code=False
-                )
+                auto: Any = transformers.AutoModelForCausalLM
+                module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ModelError(
-                f"{where}: the class of `{model_type}` in {release} cannot be made of it: "
+                f"the class of `{model_type}` in {release} cannot be made of it: "
                 f"{' '.join(line.strip() for line in lines[:2])[:300]}"
             ) from error
-    _check_class(values, type(module).__name__, where)
+    _check_class(values, type(module).__name__)
     return module.eval()
 
 
-def _check_depth(values: Mapping[str, Any], where: str) -> None:
-    """Refuse more layers than can be made one by one, here and in the parts."""
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    """Refuse more layers than can be made one by one, and slips of the pen, in the parts too."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            _check_depth(value, where)
-        elif "layer" in key and isinstance(value, int) and value > _LAYERS_MAX:
-            raise ModelError(f"{where}: `{key}` is {value:,}; at most {_LAYERS_MAX:,} can be built")
+            _check_sizes(value)
+        elif isinstance(value, int) and ("layer" in key or key.endswith("size")):
+            most = _LAYERS_MAX if "layer" in key else _SIZE_MAX
+            if value > most:
+                raise ModelError(f"`{key}` is {value:,}; at most {most:,} can be built")
 
 
-def _check_class(values: Mapping[str, Any], name: str, where: str) -> None:
+def _check_class(values: Mapping[str, Any], name: str) -> None:
     """Refuse a configuration of a model with another head."""
     named = values.get("architectures")
     if named and list(named) != [name]:
         shown = ", ".join(map(str, named))
         raise ModelError(
-            f"{where}: `architectures` names {shown}; of this `model_type` {name} is imported, "
-            f"others through millrace.importing.import_module"
+            f"`architectures` names {shown}; of this `model_type` {name} is imported, others "
+            f"through millrace.importing.import_module"
         )
 
 
@@ -105,8 +104,9 @@ def offline() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from transformers.utils import logging
+            from transformers.utils import logging as said
 
+            logging: Any = said
             verbosity = logging.get_verbosity()
             logging.set_verbosity_error()
             try:
@@ -128,7 +128,7 @@ def _weights_on_meta() -> Any:
     reserved = (torch.empty, torch.empty_strided)
     filled = (torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
-    class WeightsOnMeta(TorchFunctionMode):
+    class WeightsOnMeta(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

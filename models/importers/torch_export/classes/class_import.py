@@ -6,7 +6,7 @@ no chain of equal ones the whole module is traced, if it is small enough.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -35,7 +35,8 @@ from millrace.models.importers.torch_export.tracing import program_of, trace
 from millrace.models.importers.torch_export.writing import BLOCK
 from millrace.models.spec import ModelSpec, graph_spec
 
-LENGTH_STEP = 256  # tokens; the two lengths that are traced are multiples of it
+LENGTH_STEP = 64  # tokens; the two lengths that are traced are multiples of it
+CHUNK_STEP = 256  # instead, where there are chunks or windows: published ones divide it
 WORKED_OUT_MAX = 8192  # tokens for which masks and tables are worked out; 1.7 GiB at that length
 PLAIN_LENGTH = 2048  # tokens where a configuration names no longest sequence, or a longer is fixed
 WHOLE_LAYERS_MAX = 64  # layers that are traced one by one where they are no chain
@@ -52,8 +53,8 @@ class ClassRequest:
     ----------
     values : mapping
         The decoded configuration; infinities are floats.
-    where, name : str
-        What it is, for messages, and the model's name.
+    name : str
+        The model's name.
     seq_len : int or None
         Tokens of a sample; None: the longest that the configuration names.
     precision : str
@@ -61,7 +62,6 @@ class ClassRequest:
     """
 
     values: Mapping[str, Any]
-    where: str
     name: str
     seq_len: int | None = None
     precision: str = "fp32"
@@ -106,7 +106,7 @@ class _ClassImport:
 
     def __init__(self, request: ClassRequest) -> None:
         self.request = request
-        self.module = built_module(request.values, request.where)
+        self.module = built_module(request.values)
         self.class_name = type(self.module).__name__
         self.parameters = {
             name: tuple(tensor.shape) for name, tensor in self.module.named_parameters()
@@ -114,25 +114,24 @@ class _ClassImport:
         self.options = ImportOptions(
             loss=Loss(kind="cross_entropy"), name=request.name, precision=request.precision
         )
+        self.layers: tuple[LayerList, ...] = ()  # that were shortened
         self.notes: list[str] = []
 
     def imported(self) -> ExportedModel:
         """Graph of the whole module in blocks, with notes."""
-        layers = shorten(self.module)
-        one_block = self._at_length()
         try:
-            graph, sources = self._whole(one_block, layers)
+            self.layers = shorten(self.module)
+            graph, sources = self._with_all_layers(self._at_length())
         except NotAChainError as error:
-            depth = sum(len(row.kinds) for row in layers)
+            depth = sum(len(row.kinds) for row in self.layers)
             if depth > WHOLE_LAYERS_MAX:
                 raise ModelError(
-                    f"{self.request.where}: {self.class_name} cannot be traced layer by layer "
-                    f"({error}), and {depth} layers are more than are traced one by one "
-                    f"({WHOLE_LAYERS_MAX})"
+                    f"{self.class_name} cannot be traced by two layers of each kind ({error}), and "
+                    f"{depth} layers are more than are traced one by one ({WHOLE_LAYERS_MAX})"
                 ) from None
-            self.module = built_module(self.request.values, self.request.where)
-            layers = ()
-            graph, sources = self._whole(self._at_length(), layers)
+            self.layers, self.notes = (), []
+            self.module = built_module(self.request.values)
+            graph, sources = self._with_all_layers(self._at_length())
         graph = self._with_idle(graph, sources)
         blocked = cut(with_batch(graph, 1))
         inputs = [op for op in blocked.graph.ops if op.attributes.get("source") == "tokens"]
@@ -141,26 +140,24 @@ class _ClassImport:
             parameters={blocked.names[name]: source for name, source in sources.items()},
             precision=self.request.precision,
             inputs=tuple(("input_ids", op.name) for op in inputs),
-            classes_dim=one_block.classes_dim,
-            notes=(self._how(layers), *self.notes, *seen_answers(blocked.graph)),
+            classes_dim=2,  # behind samples and tokens
+            notes=(self._how(), *self.notes, *seen_answers(blocked.graph)),
         )
 
-    def _how(self, layers: Sequence[LayerList]) -> str:
+    def _how(self) -> str:
         import transformers
 
         traced = "".join(
             f"; of the {len(row.kinds)} layers of `{row.path}` {len(row.traced)} were traced, and "
             f"the others are copies of those of their kind"
-            for row in layers
+            for row in self.layers
         )
         return f"read through {self.class_name} of transformers {transformers.__version__}{traced}"
 
-    def _whole(
-        self, one_block: ReadProgram, layers: Sequence[LayerList]
-    ) -> tuple[Graph, dict[str, ParameterSource]]:
+    def _with_all_layers(self, one_block: ReadProgram) -> tuple[Graph, dict[str, ParameterSource]]:
         """Graph with all layers; its parameters are those of the module, each of its size."""
         graph, sources = one_block.graph, one_block.sources
-        for row in layers:
+        for row in self.layers:
             graph, sources = lengthened(graph, sources, row)
         sizes: dict[str, int] = {}
         for name, source in sources.items():
@@ -198,8 +195,7 @@ class _ClassImport:
         """Program of the module for as many tokens as were asked for, or as it was made for."""
         longest = _longest(self.module.config)
         tokens = self.request.seq_len or longest or PLAIN_LENGTH
-        first = _beyond_thresholds(self.request.values, tokens)
-        second = first + LENGTH_STEP
+        first, second = _traced_lengths(self.request.values, tokens)
         if tokens <= second:
             return self._read(tokens)
         try:
@@ -210,8 +206,8 @@ class _ClassImport:
         except FixedLengthError as error:
             if self.request.seq_len is not None and tokens > WORKED_OUT_MAX:
                 raise ModelError(
-                    f"{self.request.where}: the graph of {self.class_name} is not known for "
-                    f"{tokens:,} tokens ({error}); up to {WORKED_OUT_MAX:,} can be asked for"
+                    f"the graph of {self.class_name} is not known for {tokens:,} tokens "
+                    f"({error}); up to {WORKED_OUT_MAX:,} can be asked for"
                 ) from None
             if self.request.seq_len is None and tokens > PLAIN_LENGTH:
                 self.notes.append(
@@ -228,7 +224,11 @@ class _ClassImport:
         if "use_cache" in inspect.signature(self.module.forward).parameters:
             inputs["use_cache"] = False
         with offline():
-            return read(program_of(trace(self.module, inputs), self.module), self.options)
+            try:
+                exported = trace(self.module, inputs)
+            except ModelError as error:  # the fault may be the missing layers'
+                raise NotAChainError(str(error)) if self.layers else error from None
+            return read(program_of(exported, self.module), self.options)
 
 
 def _longest(config: Any) -> int | None:
@@ -241,10 +241,12 @@ def _longest(config: Any) -> int | None:
     return None
 
 
-def _beyond_thresholds(values: Mapping[str, Any], tokens: int) -> int:
-    """Shortest length to trace at: beyond each threshold that the length asked for is beyond."""
+def _traced_lengths(values: Mapping[str, Any], tokens: int) -> tuple[int, int]:
+    """Two lengths to trace at: beyond each threshold that the length asked for is beyond."""
     thresholds = [value for value in _numbers(values) if value < tokens]
-    return (max(thresholds, default=0) // LENGTH_STEP + 2) * LENGTH_STEP
+    step = CHUNK_STEP if thresholds else LENGTH_STEP
+    first = (max(thresholds, default=0) // step + 2) * step
+    return first, first + step
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[int]:

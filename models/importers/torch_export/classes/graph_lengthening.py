@@ -24,6 +24,7 @@ from millrace.models.importers.torch_export.sources import ParameterSource
 from millrace.models.importers.torch_export.writing import BLOCK
 
 Sources = dict[str, ParameterSource]
+Copied = tuple[Op, "_LayerCopy | None"]
 BEFORE, BEHIND = -1, -2  # places of ops of no layer
 
 
@@ -60,15 +61,17 @@ def lengthened(graph: Graph, sources: Sources, layers: LayerList) -> tuple[Graph
         following.received = copy.renamed(chain.handed[copy.place])
     last = _LayerCopy(chain, len(layers.kinds) - 1)
     handed = {chain.handed[-1]: last.renamed(chain.handed[last.place])}
-    parts = [(op, copy) for copy in copies for op in chain.members[copy.place]]
-    before = [(op, None) for op in graph.ops if chain.places[op.name] == BEFORE]
-    behind = [(op, None) for op in graph.ops if chain.places[op.name] == BEHIND]
+    outside = {BEFORE: list[Copied](), BEHIND: list[Copied]()}
+    for op in graph.ops:
+        if chain.places[op.name] < 0:
+            outside[chain.places[op.name]].append((op, None))
+    inside = [(op, copy) for copy in copies for op in chain.members[copy.place]]
     ops: list[Op] = []
     tensors: list[Tensor] = []
     longer: Sources = {}
-    for op, copy in (*before, *parts, *behind):
-        rename = chain.numbered if copy is None else copy.renamed
-        read = handed if copy is None else {chain.received(copy.place): copy.received}
+    for op, layer in (*outside[BEFORE], *inside, *outside[BEHIND]):
+        rename = chain.numbered if layer is None else layer.renamed
+        read = handed if layer is None else {chain.received(layer.place): layer.received}
         ops.append(_renamed(op, rename, read))
         tensors += [
             msgspec.structs.replace(graph.tensor(old), name=new)
@@ -156,10 +159,14 @@ class _Chain:
         """Tensor that a layer is handed; the first layer's where that can be told."""
         if place:
             return self.handed[place - 1]
-        pairs = zip(*(self.members[place] for place in (0, 1)), strict=False)
+        kinds = [self.layers.kinds[number] for number in self.layers.traced]
+        if kinds.count(kinds[0]) == 1:
+            return ""
+        alike = kinds.index(kinds[0], 1)
+        pairs = zip(self.members[0], self.members[alike], strict=False)
         reads = (zip(op.inputs, other.inputs, strict=False) for op, other in pairs)
         return next(
-            (name for row in reads for name, like in row if like == self.handed[0]), ""
+            (name for row in reads for name, like in row if like == self.handed[alike - 1]), ""
         )
 
     def numbered(self, name: str) -> str:
@@ -210,7 +217,7 @@ class _LayerCopy:
 
 def _moved(path: str, place: int, number: int, name: str) -> str:
     """Name of what a layer has, with another number of the layer."""
-    return f"{BLOCK}.{path}.{number}." + name.removeprefix(f"{BLOCK}.{path}.{place}.")
+    return name.replace(f".{path}.{place}.", f".{path}.{number}.")
 
 
 def _number(name: str, layers: LayerList) -> int | None:
@@ -226,14 +233,22 @@ def _places(graph: Graph, layers: LayerList) -> dict[str, int]:
     for op in graph.ops:
         for name in op.inputs:
             sharing.setdefault(name, set()).add(_number(op.name, layers))
+    wanted: set[str] = set()  # of layers
+    for op in reversed(graph.ops):
+        if _number(op.name, layers) is not None or not wanted.isdisjoint(op.outputs):
+            wanted.update(op.inputs)
     places: dict[str, int] = {}
+    begun = False  # a layer
     for op in graph.ops:
         number = _number(op.name, layers)
+        begun = begun or (number is not None and op.phase is not Phase.BEGIN)
         sources = [places[name] for name in op.inputs]
         shared = op.kind == "variable" and len(sharing.get(op.outputs[0], ())) > 1
         if op.kind == "cast":  # a constant is one for all layers that need its values
             shared = graph.makers[op.inputs[0]].kind == "constant"
         if number is None or shared or op.kind == "constant":
-            number = BEFORE if all(place == BEFORE for place in sources) else BEHIND
+            early = not begun or not wanted.isdisjoint(op.outputs)
+            early = early and all(place == BEFORE for place in sources)
+            number = BEFORE if early else BEHIND
         places |= dict.fromkeys((op.name, *op.outputs), number)
     return places

@@ -64,9 +64,7 @@ def shorten(module: Any) -> tuple[LayerList, ...]:
     for path, layers in _layer_lists(module):
         counters = _counters(layers)
         numbers: dict[Hashable, int] = {}
-        kinds = tuple(
-            numbers.setdefault(_facts(layer, counters), len(numbers)) for layer in layers
-        )
+        kinds = tuple(numbers.setdefault(_facts(layer, counters), len(numbers)) for layer in layers)
         traced = tuple(n for n, kind in enumerate(kinds) if kinds[:n].count(kind) < EACH)
         if len(traced) < len(kinds):
             _restrict(module, path, traced, counters)
@@ -126,9 +124,7 @@ def _facts(layer: Any, counters: dict[Place, int]) -> Hashable:
     return tuple(facts)
 
 
-def _restrict(
-    module: Any, path: str, traced: Sequence[int], counters: dict[Place, int]
-) -> None:
+def _restrict(module: Any, path: str, traced: Sequence[int], counters: dict[Place, int]) -> None:
     """Leave the traced layers in a list, renumbered, and of what is said per layer theirs."""
     import torch
 
@@ -140,9 +136,8 @@ def _restrict(
         for (part, name), offset in counters.items():
             if part in parts and hasattr(parts[part], name):
                 setattr(parts[part], name, number + offset)
-    parts = list(module.modules())
-    owners = {id(part): part for part in parts}
-    owners |= {id(part.config): part.config for part in parts if hasattr(part, "config")}
+    owners = {id(part): part for part in module.modules()}
+    owners |= {id(part.config): part.config for part in module.modules() if hasattr(part, "config")}
     for owner in owners.values():
         for name, value in list(vars(owner).items()):
             if isinstance(value, list | tuple) and len(value) == depth:

@@ -1,8 +1,8 @@
 """Token restating: a graph for sequences of any length, made of the graphs for two short ones.
 
 Two traces of one module at different lengths have the same ops; a dim, or a number among the
-attributes, that differs grows along a line with the tokens, and is known at any length. A constant that
-differs is continued where it counts positions. So a mask never has to be worked out for the
+attributes, that differs grows along a line with the tokens, and is known at any length. A constant
+that differs is continued where it counts positions. So a mask never has to be worked out for the
 sequence that is asked for.
 """
 
@@ -61,8 +61,10 @@ class _Line(msgspec.Struct, frozen=True):
         value = at_first + step * (self.wanted - self.first)
         if isinstance(at_first, int) and value == round(value):
             return round(value)
-        raise FixedLengthError(f"`{where}` is {at_first} at {self.first} tokens, {at_second} at "
-                               f"{self.second}: unknown at {self.wanted}")
+        raise FixedLengthError(
+            f"`{where}` is {at_first} at {self.first} tokens, {at_second} at "
+            f"{self.second}: unknown at {self.wanted}"
+        )
 
     def tensor(self, tensor: Tensor, other: Tensor) -> Tensor:
         """Tensor whose shape is that of two, at the length wanted."""
@@ -93,12 +95,16 @@ class _Line(msgspec.Struct, frozen=True):
     def _counted(self, op: Op, value: str, beside: str) -> str:
         """Data of a constant that counts positions, at the length wanted."""
         for dtype in ("<i4", "<f4", "<f8"):
-            first, second = (np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
-                             for text in (value, beside))
+            first, second = (
+                np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
+                for text in (value, beside)
+            )
             if first.size == self.first and second.size == self.second:
                 steps = np.diff(second)
                 if (steps == steps[0]).all() and (first == second[: self.first]).all():
                     counted = second[0] + steps[0] * np.arange(self.wanted, dtype=dtype)
                     return base64.b64encode(zlib.compress(counted.tobytes(), 6)).decode()
-        raise FixedLengthError(f"`{op.name}` is a table of {self.first} positions at "
-                               f"{self.first} tokens and another at {self.second}")
+        raise FixedLengthError(
+            f"`{op.name}` is a table of {self.first} positions at "
+            f"{self.first} tokens and another at {self.second}"
+        )
