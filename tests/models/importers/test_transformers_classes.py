@@ -138,14 +138,14 @@ def written(folder: Path, values: dict[str, Any]) -> str:
 
 def test_a_model_type_without_a_reader_is_opened_by_its_class(tmp_path: Path) -> None:
     notes: list[str] = []
-    spec = open_model(written(tmp_path, WINDOWS), 16, told=notes.append)
+    spec = open_model(written(tmp_path, IDLE), 16, told=notes.append)
     assert (spec.family, spec.seq_len) == ("graph", 16)
     release = transformers.__version__
-    assert f"read through Olmo3ForCausalLM of transformers {release}; of the 7 layers" in notes[0]
+    assert f"read through BartForCausalLM of transformers {release}; of the 4 layers" in notes[0]
 
 
 def test_infinity_reaches_the_class(tmp_path: Path) -> None:
-    path = written(tmp_path, PLAIN | {"time_step_limit": [0.0, float("inf")]})
+    path = written(tmp_path, IDLE | {"time_step_limit": [0.0, float("inf")]})
     assert open_model(path, 16).graph is not None
 
 
@@ -172,4 +172,4 @@ def test_without_transformers_the_refusal_names_the_command(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(ModelError, match=re.escape("needs transformers: pip install '.[torch]'")):
-        open_model(written(tmp_path, WINDOWS))
+        open_model(written(tmp_path, IDLE))
