@@ -194,9 +194,26 @@ class ReadProgram:
     reader: ProgramReader
     classes_dim: int | None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on what was taken for granted."""
+        return (*dict.fromkeys(self.reader.notes), *_absent(self.reader))
+
+    @property
+    def absent_ids(self) -> dict[str, tuple[int, ...]]:
+        """Ids that samples are taken not to hold, by input."""
+        return {name: tuple(ids) for name, ids in self.reader.absent_ids.items()}
+
 
 def read(program: TracedProgram, options: ImportOptions) -> ReadProgram:
     """Read a program and add its loss.
+
+    Parameters
+    ----------
+    program : TracedProgram
+        Its calls, parameters and inputs.
+    options : ImportOptions
+        Its loss, name and precision.
 
     Raises
     ------
@@ -245,11 +262,10 @@ def _imported(program: TracedProgram, options: ImportOptions) -> ExportedModel:
         classes_dim=one_block.classes_dim,
         notes=(
             *_left_out(program, reader, sources),
-            *dict.fromkeys(reader.notes),
-            *_absent(reader),
+            *one_block.notes,
             *seen_answers(blocked.graph, both_ways),
         ),
-        absent_ids={name: tuple(ids) for name, ids in reader.absent_ids.items()},
+        absent_ids=one_block.absent_ids,
     )
 
 

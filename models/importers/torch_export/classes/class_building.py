@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from millrace.models.errors import ModelError
@@ -19,12 +18,6 @@ from millrace.models.importers.torch_export.tracing import quiet
 _NOT_READ = ("auto_map", "quantization_config", "torch_dtype", "dtype")
 _REAL_VALUES_MAX = 2**22  # values of a tensor that a constructor fills with one number
 _LAYERS_MAX, _SIZE_MAX = 10_000, 2**31 - 1  # as `huggingface/keys.py` has them
-INSTALL = "pip install '.[torch]' in Millrace's checkout"
-
-
-def missing_packages() -> tuple[str, ...]:
-    """Packages that a class needs and that are not installed."""
-    return tuple(name for name in ("torch", "transformers") if find_spec(name) is None)
 
 
 def built_module(values: Mapping[str, Any]) -> Any:
@@ -104,9 +97,8 @@ def offline() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from transformers.utils import logging as said
+            from transformers.utils import logging
 
-            logging: Any = said
             verbosity = logging.get_verbosity()
             logging.set_verbosity_error()
             try:
@@ -128,7 +120,7 @@ def _weights_on_meta() -> Any:
     reserved = (torch.empty, torch.empty_strided)
     filled = (torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
-    class WeightsOnMeta(TorchFunctionMode):  # type: ignore[misc]
+    class WeightsOnMeta(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

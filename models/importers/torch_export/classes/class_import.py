@@ -121,7 +121,8 @@ class _ClassImport:
         """Graph of the whole module in blocks, with notes."""
         try:
             self.layers = shorten(self.module)
-            graph, sources = self._with_all_layers(self._at_length())
+            one_block = self._at_length()
+            graph, sources = self._with_all_layers(one_block)
         except NotAChainError as error:
             depth = sum(len(row.kinds) for row in self.layers)
             if depth > WHOLE_LAYERS_MAX:
@@ -131,7 +132,8 @@ class _ClassImport:
                 ) from None
             self.layers, self.notes = (), []
             self.module = built_module(self.request.values)
-            graph, sources = self._with_all_layers(self._at_length())
+            one_block = self._at_length()
+            graph, sources = self._with_all_layers(one_block)
         graph = self._with_idle(graph, sources)
         blocked = cut(with_batch(graph, 1))
         inputs = [op for op in blocked.graph.ops if op.attributes.get("source") == "tokens"]
@@ -141,7 +143,8 @@ class _ClassImport:
             precision=self.request.precision,
             inputs=tuple(("input_ids", op.name) for op in inputs),
             classes_dim=2,  # behind samples and tokens
-            notes=(self._how(), *self.notes, *seen_answers(blocked.graph)),
+            notes=(self._how(), *self.notes, *one_block.notes, *seen_answers(blocked.graph)),
+            absent_ids=one_block.absent_ids,
         )
 
     def _how(self) -> str:
@@ -184,11 +187,11 @@ class _ClassImport:
             dims = " ".join(f"k{dim}" for dim in range(len(shape)))
             builder.variable(name, dims, shape, frozen=True)
             sources[f"{BLOCK}.{name}"] = ParameterSource(fqn=name, shape=shape)
-        held = builder.build()
+        beside = builder.build()
         (note,) = left_out({name: prod(shape) for name, shape in idle.items()})
         self.notes.append(note.replace("left out", "held in memory, not computed with or trained"))
         return msgspec.structs.replace(
-            graph, ops=(*held.ops, *graph.ops), tensors=(*held.tensors, *graph.tensors)
+            graph, ops=(*beside.ops, *graph.ops), tensors=(*beside.tensors, *graph.tensors)
         )
 
     def _at_length(self) -> ReadProgram:

@@ -54,7 +54,7 @@ def lengthened(graph: Graph, sources: Sources, layers: LayerList) -> tuple[Graph
     NotAChainError
         A layer hands more than one tensor on, or none, or two layers of a kind differ.
     """
-    chain = _Chain.of(graph, layers)
+    chain = _LayerChain.of(graph, layers)
     chain.check()
     copies = [_LayerCopy(chain, number) for number in range(len(layers.kinds))]
     for copy, following in pairwise(copies):
@@ -100,7 +100,7 @@ def _renamed(op: Op, rename: Callable[[str], str], read: Mapping[str, str]) -> O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chain:
+class _LayerChain:
     """Traced layers as a chain: the ops of each, and the tensor that it hands on."""
 
     graph: Graph
@@ -110,7 +110,7 @@ class _Chain:
     handed: Sequence[str]
 
     @classmethod
-    def of(cls, graph: Graph, layers: LayerList) -> "_Chain":
+    def of(cls, graph: Graph, layers: LayerList) -> "_LayerChain":
         """Chain of the layers of a graph, each of which reads the one before it alone."""
         places = _places(graph, layers)
         last = len(layers.traced) - 1
@@ -187,8 +187,8 @@ class _Chain:
         facts: list[object] = [numbers[self.handed[place]]]
         for op in self.members[place]:
             reads = tuple(numbers.get(name, name) for name in op.inputs)
-            made = tuple(facts_of_tensor(self.graph.tensor(name)) for name in op.outputs)
-            facts.append((facts_of_op(op), reads, made))
+            outputs = tuple(facts_of_tensor(self.graph.tensor(name)) for name in op.outputs)
+            facts.append((facts_of_op(op), reads, outputs))
         return facts
 
 
@@ -199,7 +199,7 @@ class _LayerCopy:
     `received` is the tensor that the layer before hands on; the first layer's is not renamed.
     """
 
-    chain: _Chain
+    chain: _LayerChain
     number: int
     received: str = ""
 
