@@ -72,8 +72,8 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, Mapping):
             _check_sizes(value)
-        elif isinstance(value, int) and ("layer" in key or key.endswith("size")):
-            most = _LAYERS_MAX if "layer" in key else _SIZE_MAX
+        elif isinstance(value, int) and key.endswith(("layers", "n_layer", "size")):
+            most = _SIZE_MAX if key.endswith("size") else _LAYERS_MAX
             if value > most:
                 raise ModelError(f"`{key}` is {value:,}; at most {most:,} can be built")
 
