@@ -29,6 +29,8 @@ KINDS = "a name of `millrace models`, a config.json or its folder, an .onnx or .
 `package.module:function`"
 
 
+INSTALL_TORCH = "pip install '.[torch]' in Millrace's checkout"
+
 Told = Callable[[str], None]
 Check = Callable[[Any, Any], str]
 
@@ -144,15 +146,42 @@ def _in_zoo(text: str) -> bool:
 
 
 def _config(question: _OpeningRequest) -> ModelSpec:
-    from millrace.models.importers.huggingface import read_config
+    from millrace.models.importers.huggingface import UnreadError, read_config
 
-    spec = read_config(
-        question.path,
+    try:
+        spec = read_config(
+            question.path,
+            seq_len=question.seq_len,
+            precision=question.precision,
+            told=lambda note: _tell(question, [note]),
+        )
+    except UnreadError as refusal:
+        return _by_class(question, refusal)
+    return _noted(spec, str(question.path), question.notify)
+
+
+def _by_class(question: _OpeningRequest, refusal: ModelError) -> ModelSpec:
+    """Specification of a configuration that no reader reads, by its class of transformers."""
+    if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        raise ModelError(
+            f"{refusal}; its class may be read instead, which needs {' and '.join(missing)}: "
+            f"{INSTALL_TORCH}"
+        )
+    from millrace.models.importers.huggingface import config_file, raw_values
+    from millrace.models.importers.torch_export.classes import ClassRequest, class_spec
+
+    file = config_file(question.path)
+    values = raw_values(file)
+    request = ClassRequest(
+        values=values,
+        name=str(values.get("_name_or_path") or file.absolute().parent.name or file.stem),
         seq_len=question.seq_len,
         precision=question.precision,
-        told=lambda note: _tell(question, [note]),
     )
-    return _noted(spec, str(question.path), question.notify)
+    try:
+        return class_spec(request, told=lambda note: _tell(question, [note]))
+    except ModelError as error:
+        raise ModelError(f"{refusal}; by its class: {error}") from None
 
 
 def _onnx(question: _OpeningRequest) -> ModelSpec:
@@ -176,8 +205,7 @@ def _torch_export(question: _OpeningRequest) -> ModelSpec:
         raise ModelError(f"`{question.path}` cannot be read: there is no such file")
     if find_spec("torch") is None:
         raise ModelError(
-            f"`{question.path}`: reading .pt2 files needs the package torch: "
-            f"pip install '.[torch]' in Millrace's checkout"
+            f"`{question.path}`: reading .pt2 files needs the package torch: {INSTALL_TORCH}"
         )
     from millrace.models.importers.torch_export import import_program, load
 

@@ -5,6 +5,12 @@ opens the file and is the file to read first; `model_types.py` lists the model t
 reads its keys with `keys.py`, which refuses what is ill-typed or out of range by name.
 """
 
-from millrace.models.importers.huggingface.config_reading import config_spec, read_config
+from millrace.models.importers.huggingface.config_reading import (
+    UnreadError,
+    config_file,
+    config_spec,
+    raw_values,
+    read_config,
+)
 
-__all__ = ["config_spec", "read_config"]
+__all__ = ["UnreadError", "config_file", "config_spec", "raw_values", "read_config"]

@@ -1,5 +1,6 @@
 """Reading a `config.json`: the file, its model type and class, and the specification made of it."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,10 @@ from millrace.models.zoo.family import check_length
 FILE_NAME = "config.json"
 # Strings, and the numbers that Python writes into JSON, which has none of these.
 _PYTHONS = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
-_EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"}
+
+
+class UnreadError(ModelError):
+    """A configuration that no reader reads; its class may."""
 
 
 def read_config(
@@ -45,17 +49,38 @@ def read_config(
 
     Raises
     ------
+    UnreadError
+        Its model type or class is not among those known; a value has the wrong type, is out of
+        range or asks for something not supported.
     ModelError
-        The file is not there or is no configuration; its model type or class is not among those
-        known; a value has the wrong type, is out of range or asks for something not supported.
+        The file is not there or is no configuration; a sequence does not fit.
 
     Notes
     -----
     A key that is missing has the default that transformers (release 5) gives it. Dropout is left
     out: published models are trained further without it.
     """
-    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    file = config_file(path)
     return config_spec(_object(file), file, seq_len=seq_len, precision=precision, told=told)
+
+
+def config_file(path: str | Path) -> Path:
+    """File of a configuration that is named by itself or by its folder."""
+    return Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+
+
+def raw_values(file: Path) -> dict[str, Any]:
+    """Values of a configuration that `read_config` decoded, with infinities as Python reads them.
+
+    Parameters
+    ----------
+    file : Path
+        Holds a JSON object.
+    """
+    values: dict[str, Any] = json.loads(
+        read_text(file, "configuration", bytes_max=BYTES_MAX, error=ModelError)
+    )
+    return values
 
 
 def config_spec(
@@ -86,8 +111,11 @@ def config_spec(
         choices = ", ".join(PRECISIONS)
         raise ModelError(f"there is no precision `{precision}`; choose one of {choices}")
     keys = Keys(values=values, where=f"configuration `{file}`")
-    model_type = _model_type(keys, file)
-    mapped = model_type.read(keys, _architecture(keys, model_type, file))
+    try:
+        model_type = _model_type(keys)
+        mapped = model_type.read(keys, _architecture(keys, model_type, file))
+    except ModelError as error:
+        raise UnreadError(str(error)) from None
     if told is not None:
         for note in mapped.notes:
             told(note)
@@ -117,14 +145,12 @@ def _object(file: Path) -> dict[str, Any]:
     return values
 
 
-def _model_type(keys: Keys, file: Path) -> ModelType:
+def _model_type(keys: Keys) -> ModelType:
     named = keys.text("model_type", "", null="")
     if named in NOT_EXPRESSIBLE:
         raise keys.error("model_type", NOT_EXPRESSIBLE[named])
     if named and named not in MODEL_TYPES:
-        how = _as_mixture() if _EXPERTS & keys.values.keys() else ""
-        how = how or _by_class(file, keys.texts("architectures"))
-        raise keys.error("model_type", f"expected one of {', '.join(MODEL_TYPES)}{how}")
+        raise keys.error("model_type", "no reader knows it")
     return keys.choice("model_type", MODEL_TYPES)
 
 
@@ -144,21 +170,11 @@ def strict_json(content: bytes) -> bytes:
     return _PYTHONS.sub(lambda hit: hit[0] if hit[0].startswith(b'"') else b"null", content)
 
 
-def _as_mixture() -> str:
-    """Advice for a mixture of experts, which torch.export does not follow either."""
-    return (
-        "; a mixture of experts does not import through torch.export: if its layers are those of a "
-        "mixtral, qwen3_moe, deepseek_v3 or glm4_moe, say so by `model_type` in a copy of the file"
-    )
-
-
 def _by_class(file: Path, classes: Sequence[str]) -> str:
-    """Advice to import a model that no mapping knows from its class."""
-    names_class = len(classes) == 1 and classes[0].isidentifier()
-    name = classes[0] if names_class else "AutoModelForCausalLM"
-    call = f"transformers.{name}(config)"
-    if name.startswith("Auto"):
-        call = f"transformers.{name}.from_config(config)"
+    """Advice to import a class with another head than a language model's."""
+    if len(classes) != 1 or not classes[0].isidentifier():
+        return ""
+    call = f"transformers.{classes[0]}(config)"
     return (
         f"; its class may import through torch.export, in Python: config = "
         f"transformers.AutoConfig.from_pretrained({str(file.parent)!r}); module = {call}; "

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.models.blocks import cut
 from millrace.models.builder import GraphBuilder
-from millrace.models.graph import with_batch
+from millrace.models.graph import Graph, with_batch
 from millrace.models.importers.notes import left_out, seen_answers
 from millrace.models.importers.torch_export.calls import (
     attention_calls,
@@ -107,7 +107,7 @@ def import_module(
     >>> import_module(module, ids).graph.blocks  # doctest: +SKIP
     ('stem', 'layer.0', 'layer.1', 'head')
     """
-    asked = _ImportOptions(
+    asked = ImportOptions(
         loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
         name=name or type(module).__name__,
         precision=precision,
@@ -135,7 +135,7 @@ def import_program(
     The program is best as `torch.export.export` gives it: taken down to core ops
     (`run_decompositions`), attention is no longer one op and cannot be recognised.
     """
-    asked = _ImportOptions(
+    asked = ImportOptions(
         loss=Loss(kind=loss, classes_dim=classes_dim, mask_id=mask_id),
         name=name or "program",
         precision=precision,
@@ -167,8 +167,8 @@ def import_file(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ImportOptions:
-    """Options of an import, besides the program."""
+class ImportOptions:
+    """Options of an import, besides the program; as `import_module` takes them."""
 
     loss: Loss
     name: str
@@ -176,7 +176,50 @@ class _ImportOptions:
     output: str | int | None = None
 
 
-def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadProgram:
+    """A program as a graph of one block.
+
+    Attributes
+    ----------
+    graph : Graph
+        Its ops are named by the paths of their modules, behind the block's name.
+    sources : dict
+        Parameter of each variable.
+    """
+
+    graph: Graph
+    sources: dict[str, ParameterSource]
+    program: TracedProgram
+    reader: ProgramReader
+    classes_dim: int | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on what was taken for granted."""
+        return (*dict.fromkeys(self.reader.notes), *_absent(self.reader))
+
+    @property
+    def absent_ids(self) -> dict[str, tuple[int, ...]]:
+        """Ids that samples are taken not to hold, by input."""
+        return {name: tuple(ids) for name, ids in self.reader.absent_ids.items()}
+
+
+def read(program: TracedProgram, options: ImportOptions) -> ReadProgram:
+    """Read a program and add its loss.
+
+    Parameters
+    ----------
+    program : TracedProgram
+        Its calls, parameters and inputs.
+    options : ImportOptions
+        Its loss, name and precision.
+
+    Raises
+    ------
+    ModelError
+        As for `import_module`.
+    """
     matchers = (*MATCHERS, *rotary_calls.MATCHERS, router_calls.router, mixture_calls.mixture)
     reader = ProgramReader(program=program, handlers=HANDLERS, matchers=matchers)
     predictions = reader.read()
@@ -192,25 +235,37 @@ def _imported(program: TracedProgram, options: _ImportOptions) -> ExportedModel:
     builder.begin_block(BLOCK)
     writer = DraftWriter(builder=builder)
     writer.write(steps)
-    in_blocks = cut(builder.build())
-    sources = {in_blocks.names[name]: source for name, source in writer.sources.items()}
+    return ReadProgram(
+        graph=builder.build(),
+        sources=writer.sources,
+        program=program,
+        reader=reader,
+        classes_dim=added.classes_dim,
+    )
+
+
+def _imported(program: TracedProgram, options: ImportOptions) -> ExportedModel:
+    """Read a program and cut its graph into blocks."""
+    one_block = read(program, options)
+    reader = one_block.reader
+    blocked = cut(one_block.graph)
+    sources = {blocked.names[name]: source for name, source in one_block.sources.items()}
     both_ways = f" (`{next(iter(reader.both_ways.values()), '') or 'the module itself'}`)"
     return ExportedModel(
-        graph=in_blocks.graph,
+        graph=blocked.graph,
         parameters=sources,
         values=_values(program, sources),
         precision=options.precision,
-        inputs=_fed(program, reader, in_blocks.names),
+        inputs=_fed(program, reader, blocked.names),
         loss=options.loss.kind,
         output=options.output,
-        classes_dim=added.classes_dim,
+        classes_dim=one_block.classes_dim,
         notes=(
             *_left_out(program, reader, sources),
-            *dict.fromkeys(reader.notes),
-            *_absent(reader),
-            *seen_answers(in_blocks.graph, both_ways),
+            *one_block.notes,
+            *seen_answers(blocked.graph, both_ways),
         ),
-        absent_ids={name: tuple(ids) for name, ids in reader.absent_ids.items()},
+        absent_ids=one_block.absent_ids,
     )
 
 

@@ -152,6 +152,12 @@ class ProgramReader:
             if node.op == "call_function" and (pattern := self._match(node)) is not None
         }
         needed = _needed(nodes, rewrites, wanted)
+        last_readers = {
+            source: node for node in nodes if node in needed for source in _sources(node, rewrites)
+        }
+        forgotten: dict[Any, list[Any]] = {}
+        for source, node in last_readers.items():
+            forgotten.setdefault(node, []).append(source)
         values: dict[Any, Any] = {}
         for node in nodes:
             if node not in needed:
@@ -163,6 +169,8 @@ class ProgramReader:
                 values[node] = node.target
             else:
                 values[node] = self._called(node, rewrites, values)
+            for source in forgotten.get(node, ()):  # a mask of all positions is large
+                del values[source]
         return values[wanted]
 
     def _match(self, node: Any) -> MatchedCall | None:
@@ -346,13 +354,16 @@ def _needed(nodes: list[Any], rewrites: Mapping[Any, Any], wanted: Any) -> set[A
     """Calls that the wanted one reads, directly or not, and itself."""
     needed: set[Any] = {wanted}
     for node in reversed(nodes):
-        if node not in needed:
-            continue
-        if node in rewrites:
-            needed |= {x for x in rewrites[node][1].values() if hasattr(x, "meta")}
-        else:
-            needed |= set(node.all_input_nodes)
+        if node in needed:
+            needed |= _sources(node, rewrites)
     return needed
+
+
+def _sources(node: Any, rewrites: Mapping[Any, Any]) -> set[Any]:
+    """Calls that a call reads, or the ones that it stands for."""
+    if node in rewrites:
+        return {x for x in rewrites[node][1].values() if hasattr(x, "meta")}
+    return set(node.all_input_nodes)
 
 
 def _bound(node: Any, values: Mapping[Any, Any]) -> dict[str, Any]:

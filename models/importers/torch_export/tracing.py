@@ -102,6 +102,15 @@ def trace(module: Any, inputs: Any, output: str | int | None = None) -> Any:
 
     It returns first what the loss is taken of (see `outputs.chosen`), then what else is floating.
 
+    Parameters
+    ----------
+    module : torch.nn.Module
+        May be on the meta device.
+    inputs : tensor, sequence or mapping
+        Example inputs; only shapes and dtypes of tensors are read.
+    output : str or int, optional
+        Output, of several, that the loss is taken of.
+
     Raises
     ------
     ModelError
@@ -280,7 +289,14 @@ def program_of(
 ) -> TracedProgram:
     """Sort the placeholders of an exported program.
 
-    `module` holds the real tensors, if any, and was traced for this output.
+    Parameters
+    ----------
+    exported : torch.export.ExportedProgram
+        As `trace` or torch made it.
+    module : torch.nn.Module, optional
+        Holds the real tensors, if any, and was traced for `output`.
+    output : str or int, optional
+        Output that the loss is taken of.
     """
     _check_constants(exported)
     exported = functionalized(exported)
