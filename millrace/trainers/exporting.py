@@ -6,6 +6,7 @@ from pathlib import Path
 
 from millrace.files import check_writable, make_folder
 from millrace.models.documents import write_bytes
+from millrace.planner.errors import InfeasibleError
 from millrace.planner.plan import Plan
 from millrace.trainers.job_of_plan import job_of
 from millrace.trainers.trainer import Trainer, WrittenSettings
@@ -28,6 +29,18 @@ def export_plan(plan: Plan, trainer: Trainer) -> WrittenSettings:
     InfeasibleError
         The trainer cannot run the plan; says what stands in its way.
     """
+    training = plan.training
+    if training.optimizer not in trainer.optimizers:
+        raise InfeasibleError(
+            f"optimizer {training.optimizer}: settings for {trainer.name} say "
+            f"{' or '.join(trainer.optimizers)}; plan with one of these, or export to another "
+            f"trainer"
+        )
+    if training.lora_rank:
+        raise InfeasibleError(
+            f"adapters of rank {training.lora_rank}: settings for {trainer.name} train all weights;"
+            f" plan without --lora-rank, or add the adapters in the trainer's own script"
+        )
     if trainer.write_plan is not None:
         return trainer.write_plan(plan)
     return trainer.write(job_of(plan, trainer))

@@ -125,6 +125,8 @@ class Trainer:
         Settings of a whole plan, where they say more than a job; in place of `write`.
     respelled : callable
         Written settings by the names that given ones have for them.
+    optimizers : tuple of str
+        Optimizers that its settings can say.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Trainer:
     respelled: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]] = (
         lambda settings, given: settings
     )
+    optimizers: tuple[str, ...] = ("adamw", "sgd")
 
 
 def number_text(value: float) -> str:

@@ -26,7 +26,7 @@ from millrace.trainers.deepspeed.ds_config_writing import (
 )
 from millrace.trainers.deepspeed.ds_names import names_table
 from millrace.trainers.deepspeed.given_texts import MARKS, PLAIN, GivenTexts, given_texts, is_job
-from millrace.trainers.deepspeed.partial_training import partly_trained
+from millrace.trainers.deepspeed.partial_training import adapter_rank, partly_trained
 from millrace.trainers.deepspeed.script_options import (
     AUTO,
     LENGTHS,
@@ -345,6 +345,7 @@ def _training(keys: Keys, options: Mapping[str, str], assumed: list[str]) -> Tra
         "weight_decay": parameters.number("weight_decay", 0.0 if section.values else 0.1),
         "clip_norm": keys.number("gradient_clipping", 1.0, null=0.0),
         "attention": "unfused" if attention == "eager" else "flash",
+        "lora_rank": adapter_rank(options),
     }
     if fields["optimizer"] == "sgd":
         fields["momentum"] = parameters.number("momentum", 0.0, most=1.0)

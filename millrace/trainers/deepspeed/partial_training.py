@@ -1,7 +1,8 @@
-"""Partial training: remarks on arguments by which not all weights are trained in full precision.
+"""Partial training: arguments by which not all weights are trained in full precision.
 
-A plan trains all weights of one model by AdamW or SGD: adapters, frozen parts, quantized weights,
-other optimizers and models beside the one that is trained have no place in it.
+Adapters are planned, beside every matrix between hidden layers. A plan else trains all weights of
+one model: frozen parts, quantized weights, other optimizers and models beside the one that is
+trained have no place in it, and remarks say so.
 """
 
 import re
@@ -15,6 +16,9 @@ SWITCHES = (
     *("use-backbone-lora", "use-llm-lora"),
 )
 ADAPTERS = re.compile(r"(\w+-)*(lora|peft)-(r|rank|dim|target|target-modules|modules)|lora-alpha")
+RANK = re.compile(r"(\w+-)*(lora|peft)-(r|rank|dim)|lora")
+# The rank where an argument asks for adapters of none: LLaMA-Factory's and PEFT's (2026-11).
+USUAL_RANK = 8
 FROZEN = re.compile(r"freeze(-\w+)*|(\w+-)*tunable-parts|tune-mm-mlp-adapter|only-optimize-lora")
 BITS = ("quantization-bit", "bits", "quant-bits", "load-in-4bit", "load-in-8bit")
 PLANNED_OPTIMIZERS = re.compile(r"adamw?(_(torch|hf|apex|torch_xla))?(_(npu_)?fused)?|sgd")
@@ -55,8 +59,8 @@ def partly_trained(options: Mapping[str, str]) -> Iterator[str]:
     if _adapters(given, options):
         shown = ", ".join(f"--{name} {given[name]}".strip() for name in _adapters(given, options))
         yield (
-            f"{shown}: ADAPTERS ARE NOT PLANNED. The plan trains all weights: gradients, optimizer "
-            f"states and their collectives, which are most of its memory, such a job does not have"
+            f"{shown}: planned with adapters of rank {adapter_rank(options)} beside every matrix "
+            f"between hidden layers, and all else frozen"
         )
     frozen = [name for name in given if FROZEN.fullmatch(name)]
     if options.get("finetuning-type") == "freeze":
@@ -87,6 +91,26 @@ def partly_trained(options: Mapping[str, str]) -> Iterator[str]:
             yield f"--{name}: images are left out; planned is the text part alone"
 
 
+def adapter_rank(options: Mapping[str, str]) -> int:
+    """Rank of the adapters that arguments ask for; 0 for none.
+
+    Parameters
+    ----------
+    options : mapping
+        By transformers' names.
+
+    Examples
+    --------
+    >>> adapter_rank({"use-lora": "true", "lora-r": "16"}), adapter_rank({"lora-r": "0"})
+    (16, 0)
+    """
+    given = {name: text for name, text in options.items() if text.lower() not in NO}
+    if not _adapters(given, options):
+        return 0
+    ranks = [given[name] for name in given if RANK.fullmatch(name) and given[name].isdecimal()]
+    return next((int(rank) for rank in ranks if int(rank) > 0), USUAL_RANK)
+
+
 def _adapters(given: Mapping[str, str], options: Mapping[str, str]) -> list[str]:
     """Names that ask for adapters; none where a switch, or the kind of tuning, says otherwise."""
     kind = options.get("finetuning-type")
@@ -95,4 +119,4 @@ def _adapters(given: Mapping[str, str], options: Mapping[str, str]) -> list[str]
     switches = [name for name in SWITCHES if name in options]
     if switches:
         return [name for name in switches if name in given and given[name] != "0"]
-    return [name for name in given if ADAPTERS.fullmatch(name)]
+    return [name for name in given if ADAPTERS.fullmatch(name) and given[name] != "0"]

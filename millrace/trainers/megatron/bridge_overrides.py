@@ -379,6 +379,7 @@ MEGATRON_BRIDGE = Trainer(
     frameworks=(MEGATRON,),
     version=recipe_table().version,
     source=recipe_table().source,
+    optimizers=("adamw", "sgd", "muon"),
     recognizes=recognizes,
     write=write,
     read=read,

@@ -264,6 +264,7 @@ MEGATRON_CORE = Trainer(
     frameworks=(MEGATRON, "megatron-2022", "megatron-2021", "megatron-kwai", "megatron-lm"),
     version=argument_table().version,
     source=argument_table().source,
+    optimizers=("adamw", "sgd", "muon"),
     recognizes=recognizes,
     write=write,
     read=read,

@@ -16,6 +16,8 @@ from millrace.planner.errors import InfeasibleError
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import recompute_modes
 from millrace.planner.search import Pins
+from millrace.trainers.deepspeed.deepspeed_trainer import DEEPSPEED
+from millrace.trainers.exporting import export_plan
 from millrace.trainers.job import TrainingJob
 from millrace.trainers.job_of_plan import job_of
 from millrace.trainers.job_plans import plan_of_job
@@ -23,6 +25,8 @@ from millrace.trainers.megatron import MEGATRON_BRIDGE, MEGATRON_CORE
 from millrace.trainers.megatron.given_arguments import GivenArguments
 from millrace.trainers.trainer import ReadSettings, SettingsError, SettingsSource
 from tests.millrace.trainers.trained_jobs import llamas, plain, read_back
+from tests.plan_requests import plan_of
+from tests.small_models import small
 
 MODELS = ("llama3-8b", "gpt3-1.3b", "mixtral-8x7b", "deepseek-v3", "qwen3-8b")
 UNSAID = {"ffn_hidden", "rope_amplitude", "rope_truncate", "attention_scale"}
@@ -153,6 +157,16 @@ def test_muon_comes_back(zero: int):
     written = MEGATRON_CORE.write(there)
     assert ("dist_muon" in written.arguments) == bool(zero)
     assert plain(read_back(MEGATRON_CORE, there).job) == plain(there)
+
+
+def test_what_a_trainer_cannot_be_told_of_training_is_refused():
+    plan = plan_of(small("gpt"), 1)
+    for trainer, training, sentence in (
+        (DEEPSPEED, TrainingSpec(optimizer="muon", momentum=0.95), "optimizer muon: settings for"),
+        (MEGATRON_CORE, TrainingSpec(lora_rank=8), "adapters of rank 8: settings for megatron"),
+    ):
+        with pytest.raises(InfeasibleError, match=sentence):
+            export_plan(changed(plan, training=training), trainer)
 
 
 def test_layers_of_chunks_and_first_recomputed_layers_come_back():

@@ -150,11 +150,11 @@ def test_sharding_is_told_in_words(words: str, zero: int | str, remarks: int) ->
     [
         (
             "--finetuning_type lora --lora_rank 8",
-            "--finetuning-type lora: ADAPTERS ARE NOT PLANNED",
+            "--finetuning-type lora: planned with adapters of rank 8",
         ),
-        ("--lora_r 8", "--lora-r 8: ADAPTERS"),
-        ("--use_peft --lora_r 8", "--use-peft: ADAPTERS"),
-        ("--tuner_type dora", "--finetuning-type dora: ADAPTERS"),
+        ("--lora_r 8", "--lora-r 8: planned with adapters of rank 8"),
+        ("--use_peft --lora_r 8", "--use-peft: planned with adapters of rank 8"),
+        ("--tuner_type dora", "--finetuning-type dora: planned with adapters of rank 8"),
         ("--load_in_4bit", "--load-in-4bit : weights are quantized"),
         ("--optim adamw_8bit", "--optim adamw_8bit: planned as AdamW"),
         ("--use_galore true", "--use-galore: planned as AdamW"),
