@@ -14,6 +14,7 @@ from millrace.models.zoo.catalogue import build, build_training
 from millrace.planner.clusters import local_cluster
 from millrace.planner.compile import compile_plan
 from tests.executor.kernel_calls import call, run_state
+from tests.extras import optional
 from tests.parallel_runs import assert_trains_as_one_device
 from tests.plan_requests import plan_of
 from tests.small_models import small
@@ -52,7 +53,7 @@ def test_flops_are_three_products_a_round() -> None:
 
 def test_a_step_is_that_of_pytorch() -> None:
     """Its products are in bfloat16, ours in float32."""
-    torch = pytest.importorskip("torch")
+    torch = optional("torch")
     rng = np.random.default_rng(1)
     w = rng.standard_normal((16, 40)).astype("float32")
     gradients = [rng.standard_normal(w.shape).astype("float32") for _ in range(3)]
