@@ -81,7 +81,12 @@ def _text_of(usual: str) -> Callable[[Keys, str], Mapped]:
 
 MODEL_TYPES = {
     name: ModelType(
-        (f"{title}ForConditionalGeneration", *_OTHER_CLASSES.get(name, ())), _text_of(usual)
+        (
+            f"{title}ForConditionalGeneration",
+            f"{title}ForCausalLM",
+            *_OTHER_CLASSES.get(name, ()),
+        ),
+        _text_of(usual),
     )
     for usual, types in _WRAPPED.items()
     for name, title in types.items()
