@@ -13,7 +13,11 @@ from millrace.models.importers.huggingface.decoder_types import NULL, DecoderTyp
 from millrace.models.importers.huggingface.expert_features import expert_fields
 from millrace.models.importers.huggingface.hybrid_features import hybrid_fields, with_pattern
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
-from millrace.models.importers.huggingface.layer_patterns import window_fields
+from millrace.models.importers.huggingface.layer_patterns import (
+    full_sizes,
+    uneven_fields,
+    window_fields,
+)
 from millrace.models.importers.huggingface.mapping import Mapped
 from millrace.models.importers.huggingface.rotary_configs import (
     BASE,
@@ -94,9 +98,11 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
     fields = _sizes(keys) | _flags(keys, FLAGS | row.flags) | _scales(keys)
     windows = window_fields(keys, row)
     fields |= windows
+    if "num_kv_shared_layers" in keys.values:
+        fields |= uneven_fields(keys)
     if row.positions == "rotary":
         fields |= _rotary_fields(keys, _head_dim(keys), positions)
-    if "num_experts" in keys.values:
+    if "num_experts" in keys.values and keys.flag("enable_moe_block", True):
         fields |= expert_fields(keys)
     if "index_topk" in keys.values:
         fields["index_topk"] = keys.integer("index_topk")
@@ -221,8 +227,9 @@ def _rotary_fields(keys: Keys, head_dim: int, positions: int) -> Config:
         return {"rotary_dims": keys.integer("rotary_dim"), "rope_base": keys.number("rope_theta")}
     if "kv_lora_rank" in keys.values:
         return rotary_fields(keys, keys.integer("qk_rope_head_dim"), positions)
-    keys, of_windows = angles_by_layer(keys, head_dim)
-    fields = rotary_fields(keys, head_dim, positions) | of_windows
+    full_head_dim = full_sizes(keys)[1] or head_dim
+    keys, of_windows = angles_by_layer(keys, head_dim, full_head_dim)
+    fields = rotary_fields(keys, full_head_dim, positions) | of_windows
     section = rope_section(keys)
     if section.has("llama_4_scaling_beta"):
         fields |= {

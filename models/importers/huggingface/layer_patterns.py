@@ -59,6 +59,67 @@ def full_layers(
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
 
 
+def full_sizes(keys: Keys) -> tuple[int, int]:
+    """Return heads of keys, and features of a head, of layers that see all keys; 0 for the same.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those that the model type has, with defaults.
+
+    Raises
+    ------
+    ModelError
+        Layers differ in another way than by whether they see all keys.
+    """
+    if "global_head_dim" not in keys.values:
+        return 0, 0
+    of_layers = keys.section("per_layer_config")
+    sections = [of_layers.section(layer) for layer in of_layers.values]
+    if any(section.values != sections[0].values for section in sections):
+        raise keys.error("per_layer_config", "layers that see all keys have the same sizes")
+    if sections:
+        groups, features = "num_key_value_heads", "head_dim"
+        return sections[0].integer(groups, 0, null=0), sections[0].integer(features, 0, null=0)
+    same = keys.flag("attention_k_eq_v")
+    groups_of_same = keys.integer("num_global_key_value_heads", null=0) if same else 0
+    return groups_of_same, keys.integer("global_head_dim")
+
+
+def uneven_fields(keys: Keys) -> Config:
+    """Return what layers that see all keys, and those that take keys over, have of their own.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those of Gemma 4's configuration, with defaults.
+
+    Raises
+    ------
+    ModelError
+        Layers differ in another way, or the last one has a window.
+    """
+    layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
+    kinds = keys.texts("layer_types")
+    if kinds and kinds[-1] != "full_attention":
+        raise keys.error("layer_types", "the class lets the last layer be `full_attention`")
+    groups, features = full_sizes(keys)
+    fields: Config = {
+        "full_kv_heads": groups,
+        "full_head_dim": features,
+        "keys_as_values": keys.flag("attention_k_eq_v"),
+        "reusing_layers": keys.integer("num_kv_shared_layers", least=0, most=layers),
+    }
+    if keys.flag("use_double_wide_mlp"):
+        fields["reusing_ffn_hidden"] = 2 * keys.integer("intermediate_size")
+    if width := keys.integer("hidden_size_per_layer_input", 0, least=0, null=0):
+        vocab = keys.integer("vocab_size_per_layer_input")
+        fields["layer_inputs"] = {"width": width, "vocab": vocab}
+    if "enable_moe_block" in keys.values:
+        fields["dense_beside"] = keys.flag("enable_moe_block")
+    return fields
+
+
 def _full_by_default(keys: Keys, layers: int, row: DecoderType) -> Iterable[int]:
     if "attention_types" in keys.values:
         return _global_layers(keys, layers)

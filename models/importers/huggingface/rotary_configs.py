@@ -9,7 +9,14 @@ from math import log, sqrt
 from millrace.models.importers.huggingface.keys import Keys
 from millrace.models.spec import Config
 
-KINDS = {"default": "", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+PROPORTIONAL = "proportional"
+KINDS = {
+    "default": "",
+    "linear": "linear",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    PROPORTIONAL: PROPORTIONAL,
+}
 BASE = 10000.0
 BASE_MAX = 1e15
 
@@ -34,6 +41,8 @@ def rotary_fields(
     share = section.number("partial_rotary_factor", outer, most=1.0, null=outer)
     turned = int(head_dim * share)
     kind = _kind(section)
+    if kind == PROPORTIONAL:
+        return _proportional_fields(section, head_dim, share, base)
     if turned % 2 and share < 1 and kind != "yarn":
         # transformers turns one feature more, by angles of as many features as were asked for
         base, turned = base ** ((turned + 1) / turned), turned + 1
@@ -62,7 +71,15 @@ def rotary_fields(
     return fields
 
 
-def angles_by_layer(keys: Keys, head_dim: int) -> tuple[Keys, Config]:
+def _proportional_fields(section: Keys, head_dim: int, share: float, base: float) -> Config:
+    """Fields of angles that are the first of as many as a whole head has (Gemma 4)."""
+    turned = 2 * int(share * head_dim // 2)
+    factor = section.number("factor", 1.0, null=1.0, least=1e-3, most=1e6)
+    fields: Config = {"rotary_dims": turned, "rope_base": base ** (turned / head_dim)}
+    return fields if factor == 1 else fields | {"rope_scaling": "linear", "rope_factor": factor}
+
+
+def angles_by_layer(keys: Keys, head_dim: int, full_head_dim: int) -> tuple[Keys, Config]:
     """Return keys with the angles of layers that see all keys, and the fields of all others.
 
     The fields are those of layers with a window, where their angles differ. Angles are written in
@@ -73,8 +90,8 @@ def angles_by_layer(keys: Keys, head_dim: int) -> tuple[Keys, Config]:
     ----------
     keys : Keys
         Those of the whole configuration, with defaults.
-    head_dim : int
-        Features of a head.
+    head_dim, full_head_dim : int
+        Features of a head, and of one in layers that see all keys.
 
     Raises
     ------
@@ -94,7 +111,8 @@ def angles_by_layer(keys: Keys, head_dim: int) -> tuple[Keys, Config]:
     shares = [
         kind.number("partial_rotary_factor", usual, most=1.0, null=usual) for kind in (short, long)
     ]
-    turned = int(head_dim * shares[0]) if shares[0] != shares[1] else 0
+    differ = shares[0] != shares[1] or head_dim != full_head_dim
+    turned = int(head_dim * shares[0]) if differ else 0
     stretched = {"rope_parameters": long.values}
     return keys.without("rope_scaling", "rope_parameters").over(stretched), {
         "window_rope_base": local,

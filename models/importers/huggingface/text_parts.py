@@ -25,6 +25,8 @@ _WRAPPED = {
     "aria_text": {"aria": "Aria"},
     "cohere2": {"cohere2_vision": "Cohere2Vision"},
     "exaone4": {"exaone4_5": "Exaone4_5_"},
+    "gemma4_text": {"gemma4": "Gemma4"},
+    "gemma4_unified_text": {"gemma4_unified": "Gemma4Unified"},
     "gemma3_text": {"gemma3": "Gemma3", "shieldgemma2": "Gemma3"},
     "hyperclovax": {"hyperclovax_vision_v2": "HyperCLOVAXVisionV2"},
     "kimi_k2": {"kimi_k25": "KimiK25"},
@@ -81,7 +83,12 @@ def _text_of(usual: str) -> Callable[[Keys, str], Mapped]:
 
 MODEL_TYPES = {
     name: ModelType(
-        (f"{title}ForConditionalGeneration", *_OTHER_CLASSES.get(name, ())), _text_of(usual)
+        (
+            f"{title}ForConditionalGeneration",
+            f"{title}ForCausalLM",
+            *_OTHER_CLASSES.get(name, ()),
+        ),
+        _text_of(usual),
     )
     for usual, types in _WRAPPED.items()
     for name, title in types.items()

@@ -17,21 +17,25 @@ from millrace.models.ops import Attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.norms import add_norm
 
+KEY, VALUE = "k.rotary", "v.norm"
+"""Names of the keys and values that other layers may take over."""
+
 
 def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add the attention of one layer to the block and return what it adds to the stream `x`."""
-    grouped = config.kv_heads < config.heads
-    heads = {"g": config.kv_heads, "r": config.heads // config.kv_heads, "d": config.head_dim}
+    kv_heads, head_dim = config.kv_heads_of(layer), config.head_dim_of(layer)
+    grouped = kv_heads < config.heads
+    heads = {"g": kv_heads, "r": config.heads // kv_heads, "d": head_dim}
     queries, keys = ("g r d", "g d") if grouped else ("h d", "h d")
     if not grouped:
-        heads = {"h": config.heads, "d": config.head_dim}
+        heads = {"h": config.heads, "d": head_dim}
     query = _projected(builder, config, "q", x, queries, heads)
-    key = _projected(builder, config, "k", x, keys, heads)
-    value = _projected(builder, config, "v", x, keys, heads)
-    query, key = (
-        _positioned(builder, config, layer, part, projected, f"b t {dims}")
-        for part, projected, dims in (("q", query, queries), ("k", key, keys))
-    )
+    if config.reuses(layer):
+        lent = f"h.{config.lender(layer)}.attn"
+        key, value = f"{lent}.{KEY}", f"{lent}.{VALUE}"
+    else:
+        key, value = _keys_and_values(builder, config, x, layer, keys, heads)
+    query = _positioned(builder, config, layer, "q", query, f"b t {queries}")
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
@@ -39,6 +43,28 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     if config.inner_norms:
         mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
     return project_out(builder, config, mixed, grouped=grouped)
+
+
+def _keys_and_values(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    x: str,
+    layer: int,
+    dims: str,
+    sizes: dict[str, int],
+) -> tuple[str, str]:
+    """Add the keys, normed and turned, and the values; reusing layers know both by their names."""
+    key = _projected(builder, config, "k", x, dims, sizes)
+    value = key
+    if not (config.keys_as_values and config.is_full(layer)):
+        value = _projected(builder, config, "v", x, dims, sizes)
+    key = _positioned(builder, config, layer, "k", key, f"b t {dims}")
+    if config.value_norm:
+        epsilon = config.epsilon
+        value = add_norm(
+            builder, f"attn.{VALUE}", value, f"b t {dims}", kind="unscaled", epsilon=epsilon
+        )
+    return key, value
 
 
 def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:

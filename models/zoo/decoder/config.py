@@ -9,6 +9,7 @@ from millrace.models.errors import ModelError
 from millrace.models.ops.pointwise_ops import ACTIVATIONS
 from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
+from millrace.models.zoo.decoder.part_sizes import LayerInputs
 from millrace.models.zoo.decoder.recurrent_sizes import (
     ATTENTION,
     BOTH,
@@ -77,6 +78,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     heads, kv_heads, head_dim : int
         Query heads, heads of keys and values (each serves heads / kv_heads query heads), features
         of a query or key.
+    full_kv_heads, full_head_dim : int
+        The latter two in layers that see all keys, among others with a window (0: the same).
+    value_norm, keys_as_values : bool
+        Values are normed without weights; in layers that see all keys they are the keys, as these
+        are before their norm and turn (Gemma 4).
+    reusing_layers, reusing_ffn_hidden : int
+        So many layers, the last ones, take keys and values of the last layer before them that sees
+        as many keys (Gemma 3n); the width of their feed-forward parts (0: `ffn_hidden`).
     qkv_bias, out_bias : bool
         The projections before attention, and the one after it, have biases.
     qk_norm : str
@@ -133,6 +142,8 @@ rope_slow, rope_truncate
     state_space, delta_net, conv_taps
         Sizes of such layers, where the pattern has them; tokens that a gated short convolution
         sees (0: there is none).
+    layer_inputs
+        Sizes of a vector of every token that a layer has of its own (Gemma 3n, Gemma 4).
     attention_post_norms : bool
         In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
     index_topk, index_heads, index_dim, index_interleaved
@@ -152,6 +163,10 @@ rope_slow, rope_truncate
         The products of experts have biases; so has the router.
     weigh_inputs : bool
         A token is weighed before its one expert sees it, not what the expert makes of it.
+    dense_beside : bool
+        A feed-forward part stands beside the experts, each behind a norm and before one of its own;
+        the router has a norm of the stream of its own as well, and every expert a learned factor
+        for the weights it is given (Gemma 4).
     dense_layers : tuple of int
         Layers that have one feed-forward part in place of experts.
     router_correction : bool
@@ -180,6 +195,12 @@ rope_slow, rope_truncate
     kv_heads: int
     head_dim: int
     ffn_hidden: int
+    full_kv_heads: int = 0
+    full_head_dim: int = 0
+    value_norm: bool = False
+    keys_as_values: bool = False
+    reusing_layers: int = 0
+    reusing_ffn_hidden: int = 0
     norm: str = "rms"
     epsilon: float = 1e-5
     learned_positions: int = 0
@@ -242,6 +263,7 @@ rope_slow, rope_truncate
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     conv_taps: int = 0
+    layer_inputs: LayerInputs | None = None
     attention_post_norms: bool = False
     index_topk: int = 0
     index_heads: int = 0
@@ -259,6 +281,7 @@ rope_slow, rope_truncate
     expert_bias: bool = False
     router_bias: bool = False
     weigh_inputs: bool = False
+    dense_beside: bool = False
     dense_layers: tuple[int, ...] = ()
     router_correction: bool = False
     router: str = "softmax"
@@ -311,7 +334,33 @@ rope_slow, rope_truncate
         """True if this layer has a feed-forward part without experts."""
         if self.is_bare(layer):
             return self.letter(layer) == DENSE
-        return not self.has_experts(layer)
+        return self.dense_beside or not self.has_experts(layer)
+
+    def is_full(self, layer: int) -> bool:
+        """True if a query of this layer sees all keys before it."""
+        return layer in self.full_layers or not (self.window or self.chunk)
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Heads of keys and values of this layer."""
+        return (self.full_kv_heads if self.is_full(layer) else 0) or self.kv_heads
+
+    def head_dim_of(self, layer: int) -> int:
+        """Features of a query or key of this layer."""
+        return (self.full_head_dim if self.is_full(layer) else 0) or self.head_dim
+
+    def reuses(self, layer: int) -> bool:
+        """True if this layer takes over keys and values."""
+        return self.layers - self.reusing_layers <= layer < self.layers
+
+    def lender(self, layer: int) -> int | None:
+        """Layer whose keys and values a layer that reuses some takes; None if there is none."""
+        before = range(self.layers - self.reusing_layers)
+        alike = (other for other in before if self.is_full(other) is self.is_full(layer))
+        return max(alike, default=None)
+
+    def ffn_width(self, layer: int) -> int:
+        """Width of the feed-forward part of this layer."""
+        return (self.reusing_ffn_hidden if self.reuses(layer) else 0) or self.ffn_hidden
 
     def window_of(self, layer: int, seq_len: int) -> int:
         """Number of keys that a query of this layer sees; 0 for all before it.
@@ -327,7 +376,8 @@ _POSITIVE = ("layers", "hidden", "vocab", "positions", "heads", "kv_heads", "hea
 _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
-    *("index_topk", "index_heads", "index_dim"),
+    *("index_topk", "index_heads", "index_dim", "full_kv_heads", "full_head_dim"),
+    *("reusing_layers", "reusing_ffn_hidden"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
     *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
 )
@@ -372,6 +422,7 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     _check_positions(name, spec.seq_len, config)
     _check_attention(name, config)
     _check_pattern(name, config)
+    _check_reuse(name, config)
     has_dense = any(config.has_dense(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
         raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
@@ -422,15 +473,17 @@ def _check_pattern(name: str, config: DecoderConfig) -> None:
 
 
 def _check_attention(name: str, config: DecoderConfig) -> None:
-    if config.heads % config.kv_heads:
-        raise ModelError(
-            f"{name}: heads ({config.heads}) is not divisible by kv_heads ({config.kv_heads})"
-        )
+    for field in ("kv_heads", "full_kv_heads"):
+        if config.heads % ((groups := getattr(config, field)) or 1):
+            raise ModelError(
+                f"{name}: heads ({config.heads}) is not divisible by {field} ({groups})"
+            )
+    widest = max(config.head_dim, config.full_head_dim)
     for field in ("rotary_dims", "window_rotary_dims"):
-        if (dims := getattr(config, field)) % 2 or dims > config.head_dim:
+        if (dims := getattr(config, field)) % 2 or dims > widest:
             raise ModelError(
                 f"{name}: `{field}` is {dims}; features turn in pairs, so use an even number up to "
-                f"head_dim ({config.head_dim})"
+                f"head_dim ({widest})"
             )
     for field in ("rope_base", "window_rope_base"):
         if (base := getattr(config, field)) <= 1 and (base or field == "rope_base"):
@@ -468,6 +521,32 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
             f"{name}: an indexer needs `index_heads` from 1 and `index_dim` from rotary_dims "
             f"({config.rotary_dims}) on, they are {config.index_heads} and {config.index_dim}"
         )
+
+
+def _check_reuse(name: str, config: DecoderConfig) -> None:
+    apart = config.full_kv_heads or config.full_head_dim or config.keys_as_values
+    others = config.kv_lora or config.pattern or config.qk_norm_last
+    if (apart or config.value_norm or config.reusing_layers) and others:
+        raise ModelError(
+            f"{name}: `full_kv_heads`, `full_head_dim`, `value_norm`, `keys_as_values` and "
+            f"`reusing_layers` are for plain attention: set them to 0, or `kv_lora` and `pattern`"
+        )
+    if config.reusing_layers and not (config.value_norm and config.rotary_dims):
+        raise ModelError(f"{name}: `reusing_layers` needs `value_norm` and `rotary_dims`")
+    for layer in range(max(config.layers - config.reusing_layers, 0), config.layers):
+        if config.lender(layer) is None:
+            raise ModelError(
+                f"{name}: `reusing_layers` is {config.reusing_layers}: layer {layer} finds no "
+                f"layer before those that sees as many keys; use less"
+            )
+    if config.dense_beside and not (config.experts and config.pre_norms and not config.parallel):
+        raise ModelError(f"{name}: `dense_beside` needs `experts` and `pre_norms`, not `parallel`")
+    if config.layer_inputs is not None and (config.bare_layers or config.learned_positions):
+        raise ModelError(
+            f"{name}: `layer_inputs` needs layers of two parts and no `learned_positions`"
+        )
+    if config.layer_inputs is not None and min(msgspec.structs.astuple(config.layer_inputs)) < 1:
+        raise ModelError(f"{name}: `layer_inputs` has a size below 1: {config.layer_inputs}")
 
 
 def _check_experts(name: str, config: DecoderConfig) -> None:

@@ -14,6 +14,7 @@ from millrace.models.zoo.decoder.head import Streams, add_head, add_modules
 from millrace.models.zoo.decoder.layer import add_layer, scaled, stream_norm
 from millrace.models.zoo.decoder.names import ALIASES, MODELS
 from millrace.models.zoo.decoder.recurrent_sizes import KINDS
+from millrace.models.zoo.decoder.residual import shared_norm
 from millrace.models.zoo.family import Family
 
 
@@ -56,6 +57,8 @@ def _template(config: DecoderConfig, layer: int) -> str:
         parts.append("experts" if config.has_experts(layer) else "dense")
     if config.full_layers:
         parts.append("full" if layer in config.full_layers else "window")
+    if config.reusing_layers:
+        parts.append("reusing" if config.reuses(layer) else "own")
     if config.unturned_layers:
         parts.append("unturned" if layer in config.unturned_layers else "turned")
     return ".".join(parts)
@@ -71,6 +74,8 @@ def _embedding(builder: GraphBuilder, config: DecoderConfig, seq_len: int) -> tu
     used = builder.repeat(table, "tokens.weight", "v d")
     x = builder.apply("embedding", "tokens", (ids, used), "b t, v d -> b t d")
     x = scaled(builder, "tokens.scaled", x, "b t d", config.embedding_scale)
+    if config.layer_inputs is not None:
+        shared_norm(builder, config.layer_inputs.width)
     if config.learned_positions:
         x = _with_positions(builder, config, x, seq_len)
     if config.sinusoid_base:

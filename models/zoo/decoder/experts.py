@@ -31,12 +31,15 @@ def capacity(config: DecoderConfig, seq_len: int) -> int:
     return max(1, min(seq_len, ceil(share * config.capacity_factor)))
 
 
-def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, str | None]:
+def experts(
+    builder: GraphBuilder, config: DecoderConfig, x: str, scored: str = ""
+) -> tuple[str, str | None]:
     """Add a mixture to the block; return what it adds to the stream `x`, and its balance loss.
 
+    The router reads `scored`, where that is another than what is sent to experts.
     The balance loss, a scalar summed over all tokens, is None where the model has none.
     """
-    scores = _scores(builder, config, x)
+    scores = _scores(builder, config, scored or x)
     batch, seq_len, hidden = builder.tensors[x].shape
     places = capacity(config, seq_len)
     chosen = (batch, seq_len, config.experts_per_token)
@@ -71,6 +74,11 @@ def experts(builder: GraphBuilder, config: DecoderConfig, x: str) -> tuple[str, 
     )
     expert_outputs = expert_products(builder, config, sent)
     weight = weight or _weights(builder, config, value)
+    if config.dense_beside:
+        factors = _expert_factors(builder, config, routes[0])
+        weight = builder.apply(
+            "mul", "experts.weights.own", (weight, factors), "b t k, b t k -> b t k"
+        )
     out = builder.apply(
         "combine",
         "experts.combine",
@@ -132,15 +140,25 @@ def _corrected(builder: GraphBuilder, config: DecoderConfig, scores: str) -> tup
     return corrected, table
 
 
+def _looked_up(builder: GraphBuilder, name: str, expert: str, table: str) -> str:
+    """Add the look-up of the number that a table has for every chosen expert."""
+    rows = builder.apply("embedding", name, (expert, table), "b t k, n z -> b t k z")
+    return builder.apply("sum", f"{name}.sum", (rows,), "b t k z -> b t k")
+
+
+def _expert_factors(builder: GraphBuilder, config: DecoderConfig, expert: str) -> str:
+    """Add the learned factors of the chosen experts (Gemma 4)."""
+    shape = (config.experts, 1)
+    table = builder.parameter("experts.factors.weight", "n z", shape, init="ones", decay=False)
+    return _looked_up(builder, "experts.factors", expert, table)
+
+
 def _uncorrected(builder: GraphBuilder, value: str, expert: str, table: str) -> str:
     """Add the difference of chosen scores and the corrections of their experts."""
-    rows = builder.apply(
-        "embedding", "experts.chosen.correction", (expert, table), "b t k, n z -> b t k z"
-    )
     minus = builder.apply(
         "scale",
         "experts.chosen.minus",
-        (builder.apply("sum", "experts.chosen.sum", (rows,), "b t k z -> b t k"),),
+        (_looked_up(builder, "experts.chosen.correction", expert, table),),
         "b t k -> b t k",
         attributes={"factor": -1.0},
     )

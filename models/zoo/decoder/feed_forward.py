@@ -49,7 +49,7 @@ def _activated(
 ) -> str:
     """Add the activation of one product, or of a gate times the other product."""
     if not config.gated:
-        return _pointwise(builder, config, f"{name}.active", wide[0], dims)
+        return pointwise(builder, config, f"{name}.active", wide[0], dims)
     labels = f"{dims}, {dims} -> {dims}"
     if config.gate_cap:
         attributes = {"cap": config.gate_cap, "slope": config.gate_slope, "shift": 1.0}
@@ -58,12 +58,26 @@ def _activated(
     if config.activation == "silu":
         return builder.apply("swiglu", f"{name}.active", wide, labels)
     gate, up = wide
-    opened = _pointwise(builder, config, f"{name}.open", gate, dims)
+    opened = pointwise(builder, config, f"{name}.open", gate, dims)
     return builder.apply("mul", f"{name}.active", (opened, up), labels)
 
 
-def _pointwise(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, dims: str) -> str:
-    """Add the model's activation; relu2 is the square of relu (So et al., arXiv 2109.08668)."""
+def pointwise(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, dims: str) -> str:
+    """Add the model's activation.
+
+    Parameters
+    ----------
+    builder, config
+        As for any part.
+    name : str
+        Name of the last op within the block.
+    x, dims : str
+        Tensor that is read, and its labels.
+
+    Notes
+    -----
+    relu2 is the square of relu (So et al., arXiv 2109.08668).
+    """
     labels = f"{dims} -> {dims}"
     if config.activation == XIELU:
         return _xielu(builder, name, x, dims)

@@ -22,6 +22,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     SHORT_CONVOLUTION,
     STATE_SPACE,
 )
+from millrace.models.zoo.decoder.residual import add_layer_input
 from millrace.models.zoo.norms import add_norm
 
 RECURRENT = {
@@ -43,12 +44,13 @@ def add_layer(
     if not config.parallel:
         x = _summed(builder, config, "attn", "ln1", (x, mixed))
     second = first if config.shared_norm else _pre_norm(builder, config, "ln2", x, layer)
-    mlp_output, balance = _fed_forward(builder, config, second, layer)
+    mlp_output, balance = _fed_forward(builder, config, second, layer, x)
     mlp_output = _addend(builder, config, "mlp", mlp_output, layer)
     if config.parallel:
         labels = "b t n, b t n, b t n -> b t n"
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
-    return _summed(builder, config, "mlp", "ln2", (x, mlp_output)), balance
+    x = _summed(builder, config, "mlp", "ln2", (x, mlp_output))
+    return add_layer_input(builder, config, x, layer), balance
 
 
 def _bare_layer(
@@ -57,7 +59,7 @@ def _bare_layer(
     """Add one part behind one norm."""
     normed, balance = _pre_norm(builder, config, "ln", x, layer), None
     if config.has_experts(layer) or config.has_dense(layer):
-        part, balance = _fed_forward(builder, config, normed, layer)
+        part, balance = _fed_forward(builder, config, normed, layer, x)
     else:
         part = _mixed(builder, config, normed, layer)
     part = _addend(builder, config, "part", part, layer)
@@ -74,12 +76,22 @@ def _mixed(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> 
 
 
 def _fed_forward(
-    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int
+    builder: GraphBuilder, config: DecoderConfig, x: str, layer: int, stream: str
 ) -> tuple[str, str | None]:
-    """Add the feed-forward part of a layer, or its experts with their balance loss."""
-    if config.has_experts(layer):
+    """Add the feed-forward part of a layer, or its experts with their balance loss, or both."""
+    if not config.has_experts(layer):
+        return feed_forward(builder, config, "mlp", x, config.ffn_width(layer)), None
+    if not config.dense_beside:
         return experts(builder, config, x)
-    return feed_forward(builder, config, "mlp", x, config.ffn_hidden), None
+    dense = feed_forward(builder, config, "mlp", x, config.ffn_width(layer))
+    dense = stream_norm(builder, config, "mlp.norm", dense)
+    scored = stream_norm(builder, config, "experts.router.norm", stream)
+    scored = scaled(builder, "experts.router.scaled", scored, "b t n", config.hidden**-0.5)
+    sent = stream_norm(builder, config, "experts.ln", stream)
+    routed, balance = experts(builder, config, sent, scored)
+    routed = stream_norm(builder, config, "experts.norm", routed)
+    labels = "b t n, b t n -> b t n"
+    return builder.apply("add", "mlp.both", (dense, routed), labels), balance
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:

@@ -3,9 +3,10 @@
 from millrace.models.spec import Config
 from millrace.models.zoo.decoder.hybrid_sizes import HYBRIDS
 from millrace.models.zoo.decoder.mixture_sizes import MIXTURES
+from millrace.models.zoo.decoder.releases import GEMMA4
 from millrace.models.zoo.decoder.sizes import PLAIN
 
-MODELS: dict[str, Config] = {**PLAIN, **MIXTURES, **HYBRIDS}
+MODELS: dict[str, Config] = {**PLAIN, **MIXTURES, **HYBRIDS, **GEMMA4}
 
 ALIASES = {
     "llama-2-7b": "llama2-7b",
@@ -33,6 +34,10 @@ ALIASES = {
     "gemma-3-4b": "gemma3-4b",
     "gemma-3-12b": "gemma3-12b",
     "gemma-3-27b": "gemma3-27b",
+    "gemma-4-e2b": "gemma4-2b",
+    "gemma-4-e4b": "gemma4-4b",
+    "gemma-4-26b-a4b": "gemma4-26b",
+    "gemma-4-31b": "gemma4-31b",
     "gpt-neox": "gpt-neox-20b",
     "mpt": "mpt-7b",
 }

@@ -80,6 +80,20 @@ GEMMA = LLAMA | {
     "query_pre_attn_scalar": 5,
     "pad_token_id": None,
 }
+GEMMA4 = GEMMA | {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 8,
+    "final_logit_softcapping": 2.0,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 70.0,
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+    },
+}
 LLAMA4 = LLAMA | {
     "head_dim": 6,
     "num_hidden_layers": 4,
@@ -221,6 +235,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4_text": (
+        "gemma4_text",
+        GEMMA4
+        | {"hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": VOCAB}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+    ),
+    "gemma4_text, experts, keys as values": (
+        "gemma4_text",
+        GEMMA4
+        | QWEN_EXPERTS
+        | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "enable_moe_block": True}
+        | {"num_global_key_value_heads": 1, "top_k_experts": 3},
+    ),
+    "gemma4_unified_text": ("gemma4_unified_text", GEMMA4 | {"attention_bias": True}),
     "llama4_text": ("llama4_text", LLAMA4),
     "llama4_text, no norm of queries and keys, stretched": (
         "llama4_text",

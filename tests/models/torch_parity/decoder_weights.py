@@ -48,7 +48,7 @@ def shifted(name: str, value: Array, config: Any) -> Array:
     """
     if config.model_type == "nemotron" and "norm" in name:
         return value + name.endswith("weight")
-    if "gemma" in config.model_type and "norm" in name:
+    if "gemma" in config.model_type and "gemma4" not in config.model_type and "norm" in name:
         return value + 1
     return value
 
@@ -113,7 +113,10 @@ def halves(value: Array, config: Any) -> Parts:
 
 INPUTS_FIRST = ("gpt_oss", "llama4_text", "aria_text")  # whose experts are [inputs, outputs]
 GPTS = ("gpt2", "openai-gpt")  # whose linear layers are [inputs, outputs]
-NORM_BEHIND_ATTENTION = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4", "flex_olmo", "afmoe")
+NORM_BEHIND_ATTENTION = (
+    *("gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo2", "olmo3", "exaone4"),
+    *("flex_olmo", "afmoe"),
+)
 
 
 def second_norm(value: Array, config: Any) -> Parts:
@@ -152,7 +155,41 @@ def expert_halves(value: Array, config: Any) -> Parts:
 
 
 def keys_alone(value: Array, config: Any) -> Parts:
-    return {"attn.k": halves_swapped(value, config).T}
+    return {"attn.k": turning_gathered(halves_swapped(value, config), config).T}
+
+
+def turning_gathered(value: Array, config: Any) -> Array:
+    """[(h d), ...] with the features that turn in front, in Gemma 4's layers that see all keys.
+
+    Of these the first so many of each half of a head turn, there.
+    """
+    if "gemma4" not in config.model_type:
+        return value
+    kinds = ("full_attention", "sliding_attention")
+    dim, other = (config.per_layer_config[kind].head_dim for kind in kinds)
+    if value.shape[0] % dim or not value.shape[0] % other:
+        return value
+    turned = config.rope_parameters["full_attention"]["partial_rotary_factor"] * dim // 2
+    halves = value.reshape(-1, 2, dim // 2, *value.shape[1:])
+    parts = np.split(halves, [int(turned)], axis=2)
+    rows = [part.reshape(len(halves), -1, *value.shape[1:]) for part in parts]
+    return np.concatenate(rows, axis=1).reshape(value.shape)
+
+
+def heads_out(value: Array, config: Any) -> Parts:
+    """[n, (h d)]; values that are the keys have the order of their features."""
+    same = getattr(config, "attention_k_eq_v", False)
+    return {"attn.out": turning_gathered(value.T, config) if same else value.T}
+
+
+def by_layer(ours: str, axis: int) -> Rule:
+    """Pieces of one parameter for all layers, of which ours are [inputs, outputs]."""
+
+    def rule(value: Array, config: Any) -> Parts:
+        pieces = np.split(value if axis else value.T, config.num_hidden_layers, axis=1)
+        return {f"h.{layer}.{ours}": piece for layer, piece in enumerate(pieces)}
+
+    return rule
 
 
 def halves_swapped(value: Array, config: Any) -> Array:
@@ -166,7 +203,7 @@ def halves_swapped(value: Array, config: Any) -> Array:
 
 def turned_first(value: Array, config: Any) -> Parts:
     """[(h d), k] with the features that turn behind the others; with us they come first."""
-    value = halves_swapped(value, config)
+    value = turning_gathered(halves_swapped(value, config), config)
     if not hasattr(config, "qk_nope_head_dim"):
         return {"attn.q": value.T}
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
@@ -240,19 +277,20 @@ RULES: dict[str, Rule] = {
     "self_attn.v_proj": linear("attn.v"),
     **dict.fromkeys(
         (
-            *("self_attn.o_proj", "self_attn.dense", "attention.dense", "attn.out_proj"),
+            *("self_attn.dense", "attention.dense", "attn.out_proj"),
             *("self_attn.out_proj", "self_attention.dense", "out_proj"),
         ),
         linear("attn.out"),
     ),
     **dict.fromkeys(
         ("self_attn.q_norm", "self_attn.q_layernorm", "self_attn.query_layernorm"),
-        same("attn.q.norm"),
+        lambda value, config: {"attn.q.norm": turning_gathered(value, config)},
     ),
     **dict.fromkeys(
         ("self_attn.k_norm", "self_attn.k_layernorm", "self_attn.key_layernorm"),
-        same("attn.k.norm"),
+        lambda value, config: {"attn.k.norm": turning_gathered(value, config)},
     ),
+    "self_attn.o_proj": heads_out,
     "self_attn.qkv_proj": grouped,
     "attention.query_key_value": by_heads,
     "attn.Wqkv": queries_keys_values,
@@ -304,20 +342,20 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("mlp.gate", "mlp.router", "feed_forward.router", "block_sparse_moe.router"),
-            *("mlp.router.gate", "mlp.gate.wg"),
+            *("mlp.router.gate", "mlp.gate.wg", "router.proj"),
         ),
         linear("experts.router"),
     ),
     **dict.fromkeys(
         (
-            "block_sparse_moe.experts.gate_up_proj",
+            *("block_sparse_moe.experts.gate_up_proj", "experts.gate_up_proj"),
             *("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"),
             "feed_forward.experts.gate_up_proj",
         ),
         expert_halves,
     ),
     **dict.fromkeys(
-        ("mlp.experts.down_proj", "block_sparse_moe.experts.down_proj"),
+        ("mlp.experts.down_proj", "block_sparse_moe.experts.down_proj", "experts.down_proj"),
         lambda value, config: {
             "experts.down": (
                 value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
@@ -335,6 +373,17 @@ RULES: dict[str, Rule] = {
         ),
         same("experts.correction"),
     ),
+    "post_feedforward_layernorm_1": same("mlp.norm"),
+    "post_feedforward_layernorm_2": same("experts.norm"),
+    "pre_feedforward_layernorm_2": same("experts.ln"),
+    "router.scale": same("experts.router.norm"),
+    "router.per_expert_scale": same("experts.factors"),
+    "model.embed_tokens_per_layer": by_layer("input.tokens", 1),
+    "model.per_layer_model_projection": by_layer("input.seen", 0),
+    "model.per_layer_projection_norm": same("embedding.inputs.norm"),
+    "per_layer_input_gate": linear("input.gate"),
+    "per_layer_projection": linear("input.out"),
+    "post_per_layer_input_norm": same("input.post"),
     "mlp.shared_expert_gate": linear("shared.open"),
     **dict.fromkeys(
         ("mlp.experts.down_proj_bias", "feed_forward.experts.down_proj"), same("experts.down")

@@ -190,6 +190,23 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "gemma2": sizes(head_dim=HEAD_DIM, attention_bias=BIAS),
     "gemma3_text": sizes(head_dim=HEAD_DIM, attention_bias=BIAS),
+    "gemma4_text": sizes(
+        {"hidden_size_per_layer_input": st.integers(0, 3)},
+        head_dim=HEAD_DIM,
+        global_head_dim=st.sampled_from([8, 16]),
+        num_global_key_value_heads=st.just(1),
+        attention_k_eq_v=BIAS,
+        attention_bias=BIAS,
+        enable_moe_block=BIAS,
+        use_double_wide_mlp=BIAS,
+    ).map(
+        lambda values: {
+            **values,
+            **{"num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 7},
+            **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 9},
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }
+    ),
     "llama4_text": sizes(
         head_dim=HEAD_DIM,
         num_local_experts=st.integers(1, 7),
