@@ -249,7 +249,7 @@ def zoo_name(name: str) -> str:
     plain = name.lower()
     sizes = r"(-a?[\d.]+[bmt])+"
     begins = (
-        known for known in (*NAMES, *ALIASES) if re.fullmatch(re.escape(known) + sizes, plain)
+        begin for begin in (*NAMES, *ALIASES) if re.fullmatch(re.escape(begin) + sizes, plain)
     )
     exact = plain in NAMES or plain in ALIASES
     return canonical_name(plain if exact else max(begins, key=len, default=plain))
