@@ -14,6 +14,7 @@ from msgspec.structs import replace as changed
 
 from millrace.models.errors import ModelError
 from millrace.models.model_counts import training_flops
+from millrace.models.ops import op_flops
 from millrace.models.spec import Config, ModelSpec, Setting
 from millrace.models.zoo.catalogue import ALIASES, NAMES, build, canonical_name, model_spec
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
@@ -126,6 +127,8 @@ RECIPES = (
         source="AI-Hypercomputer", model="gemma4", columns={"recompute": "full"}
     ),
 )
+PASSES = 3  # forward, and two products for each of it backward
+
 NO_RECIPE = PublishedRecipe(source="", model="")
 
 ADAPTERS = ("lora", "peft")  # kinds of fine-tuning whose rank no column has
@@ -168,8 +171,7 @@ def question(row: Row) -> tuple[Question, Pins]:
 def measured_s(row: Row) -> float:
     """Seconds of a step; 0 for a run that ended for want of memory.
 
-    Where a source prints TFLOP/s alone they are taken to be of the FLOPs that the model's graph
-    counts.
+    Where a source prints TFLOP/s alone it follows from the FLOPs that trainers report them by.
     """
     if row["quality"].startswith(OUT_OF_MEMORY):
         return 0.0
@@ -183,7 +185,7 @@ def measured_s(row: Row) -> float:
             "step_time_s, tokens_per_s_per_gpu and tflops_per_gpu are blank: expected one of them"
         )
     try:
-        flops = batch * training_flops(build(model(row), 1))
+        flops = batch * reported_flops(model(row))
     except ModelError as error:
         raise InexpressibleError(str(error)) from None
     return flops / (number(row, "tflops_per_gpu") * 1e12 * devices)
@@ -206,7 +208,7 @@ def approximations(row: Row) -> list[str]:
     differences += [f"recompute of {module} left out" for module in _modules(row)[1]]
     differences += [f"{words} left out" for words in LEFT_OUT if words in row["notes"]]
     if not row["step_time_s"] and not row["tokens_per_s_per_gpu"] and row["tflops_per_gpu"]:
-        differences.append("step time from TFLOP/s of the graph's own FLOPs")
+        differences.append("step time from TFLOP/s")
     return [*differences, *_recipe(row).notes]
 
 
@@ -231,6 +233,29 @@ def model(row: Row) -> ModelSpec:
         spec = with_capacity(spec, "1", capabilities(framework_name(row)))
     further = int("m" in row["layout"]) or _recipe(row).mtp_layers
     return with_mtp_layers(spec, further) if further else spec
+
+
+def reported_flops(spec: ModelSpec) -> int:
+    """FLOPs of a training step on one sample, as Megatron-LM reports a speed by them.
+
+    Of attention without a window they are half of what a graph counts: its causal mask leaves half
+    (`num_floating_point_operations`, megatron/training/training.py, read 2026-11).
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        A language model, with its sequence length.
+    """
+    forward = build(spec, 1)
+    shapes = {tensor.name: tensor.shape for tensor in forward.tensors}
+    masked = 0
+    for op in forward.ops:
+        if op.kind == "attention" and not op.attributes.get("window"):
+            inputs, outputs = (
+                [shapes[name] for name in names] for names in (op.inputs, op.outputs)
+            )
+            masked += op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
+    return training_flops(forward) - PASSES * masked // 2
 
 
 def zoo_name(name: str) -> str:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from millrace import cli
+from millrace.models.model_counts import training_flops
+from millrace.models.zoo.catalogue import build, model_spec
 from millrace.published import named_models
-from millrace.published.named_models import zoo_name
+from millrace.published.named_models import reported_flops, zoo_name
 from millrace.published.question import InexpressibleError
 from millrace.published.reading import Row, TableFormat, read_table
 from millrace.published.summary import document, needs_more, ran_out
@@ -120,9 +122,15 @@ def test_a_step_time_follows_from_tokens_or_flops(tmp_path: Path):
     assert told == pytest.approx(16 * 128 / (1000 * 8))
     flops = asked(tmp_path, step_time_s="", tflops_per_gpu="1")
     assert flops.measured_s > 0
-    assert "step time from TFLOP/s of the graph's own FLOPs" in flops.notes
+    assert "step time from TFLOP/s" in flops.notes
     with pytest.raises(InexpressibleError, match="blank"):
         named_models.measured_s(read(tmp_path, step_time_s=""))
+
+
+def test_trainers_count_half_of_causal_attention():
+    spec = model_spec("gpt2-small", 1024)
+    all_keys, masked = training_flops(build(spec, 1)), reported_flops(spec)
+    assert all_keys - masked == 3 * 12 * 2 * 1024 * 1024 * 768  # 12 layers, two products
 
 
 @pytest.mark.parametrize(
