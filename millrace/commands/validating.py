@@ -1,5 +1,6 @@
 """Validating of predictions against published runs, and their errors: `millrace validate`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +79,7 @@ def validate(
             say(outcome.reason)
     if plot is not None:
         _plot(outcomes, figures, table.layout, plot)
-    answer(figures, as_json, lambda console: _draw(outcomes, figures, console))
+    answer(figures, as_json, lambda console: _draw(outcomes, figures, table.layout, console))
 
 
 def _plot(
@@ -97,15 +98,27 @@ def _plot(
     draw_predictions(groups, title, file)
 
 
-def _draw(outcomes: "list[RowOutcome]", figures: dict[str, Any], console: "Console") -> None:
+def _draw(
+    outcomes: "list[RowOutcome]", figures: dict[str, Any], layout: "TableFormat", console: "Console"
+) -> None:
+    from millrace.published.reading import TableFormat
     from millrace.published.summary import judged, worst
 
     for name, groups in figures["groups"].items():
         _draw_groups(name, groups, console)
-    _draw_worst(worst(judged(outcomes)), console)
+    if layout is TableFormat.NAMED:
+        _draw_rows(outcomes, console)
+    else:
+        _draw_worst(worst(judged(outcomes)), console)
     _draw_tier("", figures, console)
     if figures["tier_b"]["count"]:
         _draw_tier("tier B: ", figures["tier_b"], console)
+    if figures["out_of_memory"]["rows"]:
+        ended = figures["out_of_memory"]
+        console.print(
+            f"{ended['rows']} rows ran out of memory: {ended['predicted']} of them need more than "
+            f"their device has"
+        )
     if figures["differences"] and figures["differences"]["pairs"]:
         _draw_differences(figures["differences"], console)
     if figures["memory"]["rows"]:
@@ -155,6 +168,40 @@ def _draw_worst(outcomes: "list[RowOutcome]", console: "Console") -> None:
             f"{outcome.error:+.1%}",
         )
     console.print(table)
+
+
+def _draw_rows(outcomes: "list[RowOutcome]", console: "Console") -> None:
+    """Draw every row, and the reasons of those that are not expressed."""
+    from rich.table import Table
+
+    from millrace.published.summary import memory_error, needs_more, ran_out
+
+    table = Table("line", "run", "devices", "measured", "predicted", "error", "peak", "error")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for outcome in outcomes:
+        row, seconds = outcome.row_question.row, outcome.row_question.measured_s
+        measured, predicted, error, peak = "", "–", "", ""
+        if ran_out(outcome):
+            measured, predicted = "no memory", "no memory" if needs_more(outcome) else "fits"
+        elif outcome.predicted is not None and outcome.error is not None:
+            measured, error = format_seconds(seconds), f"{outcome.error:+.1%}"
+            predicted = format_seconds(outcome.predicted.step_time_s)
+        if outcome.predicted is not None and outcome.row_question.peak_bytes is not None:
+            peak = f"{outcome.row_question.peak_bytes / 1e9:.1f} GB"
+        memory = memory_error(outcome)
+        modules = " ".join(re.findall(r"\w+", row["recompute"].partition(":")[2]))
+        table.add_row(
+            row["line"],
+            row["model"] + (f", {modules}" if modules else ""),
+            f"{row['count']} {row['gpu'].partition(' ')[0]}",
+            *(measured, predicted, error, peak),
+            "" if memory is None else f"{memory:+.1%}",
+        )
+    console.print(table)
+    for outcome in outcomes:
+        if outcome.reason:
+            console.print(f"not expressed: {outcome.reason}")
 
 
 def _draw_differences(figures: dict[str, Any], console: "Console") -> None:

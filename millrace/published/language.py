@@ -42,7 +42,7 @@ GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 BIASED = ("gpt-oss",)
 
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
-NEAREST = {"fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
+NEAREST = {"mxfp4": "mxfp8", "fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
 
 ZEROS = ("0", "1", "2", "3", "3-hybrid")
 SUBSET = "full (subset of layers)"
@@ -101,7 +101,7 @@ def training(row: Row) -> TrainingSpec:
 def approximations(row: Row) -> list[str]:
     """Differences between the row and its question, each in a few words."""
     differences = []
-    precision = _precision(row)
+    precision = precision_of(row)
     if precision != row["precision"]:
         differences.append(f"precision {row['precision'] or 'blank'} as {precision}")
     if row["recompute"] == SUBSET:
@@ -126,14 +126,14 @@ def model(row: Row) -> ModelSpec:
         family="gpt" if is_gpt else "decoder",
         config=config,
         seq_len=whole_number(row, "seq_len"),
-        precision=_precision(row),
+        precision=precision_of(row),
     )
     family = FAMILIES[spec.family]
     family.check(spec, family.config(**config))
     return spec
 
 
-def _precision(row: Row) -> str:
+def precision_of(row: Row) -> str:
     """Precision of a row, or the nearest that models are built in."""
     precision = choice(row, "precision", (*PRECISIONS, *NEAREST))
     while precision not in PRECISIONS:

@@ -29,12 +29,14 @@ class TableFormat(StrEnum):
 
     LANGUAGE = "language model"
     DLPERF = "DLPerf"
+    NAMED = "named model"
 
 
 # A file without these columns is not of the layout.
 REQUIRED = {
     TableFormat.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
     TableFormat.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
+    TableFormat.NAMED: ("model", "gpu", "count", "gbs", "seq", "step_time_s", "source_file"),
 }
 # All the columns that are read, of which a file may leave out the others.
 COLUMNS = {
@@ -48,6 +50,12 @@ COLUMNS = {
     TableFormat.DLPERF: (
         *("model", "framework", "version", "dtype", "xla", "batch_per_gpu", "nodes"),
         *("gpus_per_node", "throughput", "unit", "source_path", "variant"),
+    ),
+    TableFormat.NAMED: (
+        *("model", "gpu", "count", "tp", "pp", "cp", "ep", "etp", "vp", "fsdp", "mbs", "gbs"),
+        *("seq", "precision", "tflops_per_gpu", "tokens_per_s_per_gpu", "step_time_s"),
+        *("peak_mem_gb", "kind", "quality", "recompute", "dispatcher", "layout", "source_file"),
+        *("framework", "notes"),
     ),
 }
 
@@ -112,6 +120,8 @@ def _row(layout: TableFormat, header: tuple[str, ...], values: list[str], line: 
     if layout is TableFormat.LANGUAGE:
         row = with_columns(row)
     row = dict.fromkeys(COLUMNS[layout], "") | row
+    if layout is TableFormat.NAMED:  # `owner/name (of a fork):path`
+        row["source"] = row["source_file"].partition(":")[0].partition(" ")[0]
     row[LINE] = str(line)
     if "tier" not in header:
         row["tier"] = "A"

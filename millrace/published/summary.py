@@ -10,7 +10,9 @@ from math import ceil
 from statistics import fmean, median
 from typing import Any
 
+from millrace.planner.memory import device_overhead_bytes
 from millrace.published import dlperf
+from millrace.published.prediction import Predicted
 from millrace.published.reading import LINE, MALFORMED, Row, TableFormat
 from millrace.published.single_setting_pairs import differences, pairs
 from millrace.published.validation import RowOutcome, source
@@ -31,6 +33,7 @@ GROUPS: dict[TableFormat, dict[str, Key]] = {
         "framework": dlperf.framework_name,
         "model × dtype": lambda row: f"{row['model']} × {row['dtype']}",
     },
+    TableFormat.NAMED: {"source": source, "model": lambda row: row["model"]},
 }
 
 
@@ -79,7 +82,7 @@ def points(outcomes: Sequence[RowOutcome], key: Key) -> dict[str, list[tuple[flo
     """Measured and predicted step times of the rows that are judged, by group."""
     points_by_group: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in judged(outcomes):
-        if outcome.predicted is not None:
+        if outcome.predicted is not None and outcome.error is not None:
             pair = (outcome.row_question.measured_s, outcome.predicted.step_time_s)
             points_by_group[key(outcome.row_question.row)].append(pair)
     return dict(points_by_group)
@@ -115,6 +118,23 @@ def fits_device(outcome: RowOutcome) -> bool | None:
     if outcome.predicted is None or outcome.row_question.cluster is None:
         return None
     return outcome.predicted.device_bytes <= outcome.row_question.cluster.device.memory_bytes
+
+
+def ran_out(outcome: RowOutcome) -> bool:
+    """True if a run that is expressed ended for want of memory."""
+    return outcome.predicted is not None and not outcome.row_question.measured_s
+
+
+def needs_more(outcome: RowOutcome) -> bool | None:
+    """True if a run needs more memory than a device has, as its framework uses it.
+
+    What its process takes of a device besides counts too. None without a plan.
+    """
+    cluster = outcome.row_question.cluster
+    if outcome.predicted is None or cluster is None:
+        return None
+    besides = device_overhead_bytes(outcome.predicted.peak_bytes, cluster)
+    return outcome.predicted.peak_bytes + sum(besides.values()) > cluster.device.memory_bytes
 
 
 def reserve_fraction(outcomes: Iterable[RowOutcome], by_account: bool = False) -> float | None:
@@ -160,9 +180,16 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
         "memory": asdict(figures(memory)) | {"reserve_fraction": reserve_fraction(rows)},
         "memory_account": asdict(figures(account))
         | {"reserve_fraction": reserve_fraction(rows, by_account=True), "beyond_device": beyond},
+        "out_of_memory": _out_of_memory(rows),
         "differences": differences(pairs(rows)) if layout is TableFormat.LANGUAGE else None,
         "rows": [row_document(outcome) for outcome in outcomes],
     }
+
+
+def _out_of_memory(outcomes: Sequence[RowOutcome]) -> dict[str, int]:
+    """Number of runs that ended for want of memory, and of those whose plan needs too much."""
+    ended = [outcome for outcome in outcomes if ran_out(outcome)]
+    return {"rows": len(ended), "predicted": sum(bool(needs_more(each)) for each in ended)}
 
 
 def _tier(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
@@ -186,15 +213,32 @@ def row_document(outcome: RowOutcome) -> dict[str, Any]:
     if outcome.predicted is None:
         return row | {"predicted_s": None, "error": None, "reason": outcome.reason}
     return row | {
-        "measured_s": outcome.row_question.measured_s,
+        "measured_s": outcome.row_question.measured_s or None,
         "predicted_s": outcome.predicted.step_time_s,
         "error": outcome.error,
+        **_rates(outcome, outcome.predicted),
         "predicted_peak_gb": outcome.predicted.peak_bytes / 1e9,
         "memory_error": memory_error(outcome),
         "account_peak_gb": outcome.predicted.account_bytes / 1e9,
         "account_error": account_error(outcome),
         "fits_device": fits_device(outcome),
+        "needs_more": needs_more(outcome),
         "bubble_fraction": outcome.predicted.bubble_fraction,
         "exposed_communication_s": outcome.predicted.exposed_communication_s,
         "note": "; ".join(outcome.notes),
     }
+
+
+def _rates(outcome: RowOutcome, predicted: Predicted) -> dict[str, float]:
+    """Predicted tokens, and FLOPs as the row's source counts them, of a device in a second."""
+    asked, row = outcome.row_question, outcome.row_question.row
+    assert asked.question is not None, "a row without a question has no prediction"
+    question = asked.question
+    tokens = question.global_batch * question.model.seq_len
+    rates = {
+        "predicted_tokens_per_s_per_gpu": tokens / question.cluster.devices / predicted.step_time_s
+    }
+    if row.get("tflops_per_gpu", "") and outcome.error is not None:
+        measured = float(row["tflops_per_gpu"])
+        rates["predicted_tflops_per_gpu"] = measured / (1 + outcome.error)
+    return rates

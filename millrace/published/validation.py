@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.planner.worker_processes import map_in_processes
-from millrace.published import dlperf, language
+from millrace.published import dlperf, language, named_models
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question
 from millrace.published.reading import LINE, Row, Table, TableFormat, check_whole
@@ -23,7 +23,10 @@ Told = Callable[[int, int], None]  # how many questions are answered, of how man
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowQuestion:
-    """Row as a question with pins and the cluster to predict on, or the reason why it is none."""
+    """Row as a question with pins and the cluster to predict on, or the reason why it is none.
+
+    `measured_s` is 0 where the run ended for want of memory.
+    """
 
     row: Row
     question: Question | None = None
@@ -55,8 +58,8 @@ class RowOutcome:
 
     @property
     def error(self) -> float | None:
-        """Error of the predicted step time: predicted over measured, less one."""
-        if self.predicted is None:
+        """Error of the predicted step time: predicted over measured, less one; None without."""
+        if self.predicted is None or not self.row_question.measured_s:
             return None
         return self.predicted.step_time_s / self.row_question.measured_s - 1
 
@@ -68,7 +71,7 @@ class TableReader(Protocol):
         """Question that a row asks, and what it pins; raises InexpressibleError."""
 
     def measured_s(self, row: Row) -> float:
-        """Step time that was measured, in seconds; raises InexpressibleError."""
+        """Step time that was measured, in seconds, or 0; raises InexpressibleError."""
 
     def peak_bytes(self, row: Row) -> float | None:
         """Peak of allocated memory, where it is printed; raises InexpressibleError."""
@@ -83,6 +86,7 @@ class TableReader(Protocol):
 ROW_READERS: dict[TableFormat, TableReader] = {
     TableFormat.LANGUAGE: language,
     TableFormat.DLPERF: dlperf,
+    TableFormat.NAMED: named_models,
 }
 
 

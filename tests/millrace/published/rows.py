@@ -76,6 +76,35 @@ DLPERF = {
     "variant": "",
 }
 
+# A mixture of the zoo's on eight H100, as a recipe prints it.
+NAMED = {
+    "model": "mixtral-demo",
+    "gpu": "H100",
+    "count": "8",
+    "tp": "1",
+    "pp": "1",
+    "cp": "1",
+    "ep": "4",
+    "etp": "",
+    "vp": "",
+    "fsdp": "",
+    "mbs": "1",
+    "gbs": "16",
+    "seq": "128",
+    "precision": "bf16",
+    "tflops_per_gpu": "",
+    "tokens_per_s_per_gpu": "",
+    "step_time_s": "0.01",
+    "peak_mem_gb": "",
+    "kind": "pretrain",
+    "quality": "tuned",
+    "recompute": "",
+    "dispatcher": "",
+    "layout": "",
+    "source_file": "NVIDIA/Megatron-LM(dev):examples/moe_recipes/some.yaml",
+    "notes": "",
+}
+
 
 def row(**changed: str) -> dict[str, str]:
     """A row of the large GPT with some columns changed, as it is read."""
