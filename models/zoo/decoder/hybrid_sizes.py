@@ -33,7 +33,8 @@ def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Con
     return row | other
 
 
-# NVIDIA, "Nemotron 3", arXiv 2512.20856 (2025).
+# NVIDIA, "Nemotron 3", arXiv 2512.20856 (2025), without the heads for further tokens; of Ultra
+# (June 2026), Megatron-LM's examples/post_training/modelopt/conf/nvidia (d98e8a64, read 2026-11).
 NEMOTRON: dict[str, Config] = {
     "nemotron-3-nano": _nemotron3(
         "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
@@ -54,6 +55,19 @@ NEMOTRON: dict[str, Config] = {
         expert_hidden=2688,
         expert_latent=1024,
         shared_hidden=5376,
+        weight_scale=5.0,
+    ),
+    "nemotron-3-ultra-550b": _nemotron3(
+        "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*"
+        "EMEMEMEM*EMEMEMEME",
+        8192,
+        256,
+        heads=64,
+        experts=512,
+        experts_per_token=22,
+        expert_hidden=5120,
+        expert_latent=2048,
+        shared_hidden=10240,
         weight_scale=5.0,
     ),
 }

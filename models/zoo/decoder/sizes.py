@@ -6,7 +6,7 @@ places per expert (the capacity of Lepikhin et al., arXiv 2006.16668, is twice, 
 al., arXiv 2101.03961, 1 to 2), as none of their papers names one.
 """
 
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 from millrace.models.spec import Config
@@ -185,6 +185,31 @@ GEMMA: dict[str, Config] = {
 }
 
 
+# Olmo team, "Olmo 3", arXiv 2512.13961 (2025): norms behind the parts, windows in three of four
+# layers, whose angles are not stretched (huggingface.co's config.json and OLMo-core's olmo3_32B,
+# read 2026-11). ByteDance Seed, Seed-OSS (August 2025), which has no paper (its model card and
+# transformers' configuration class, 5.24).
+OTHERS: dict[str, Config] = {
+    "olmo3-32b": llama(64, 5120, 40, 8, 27648, vocab=100278, positions=65536, epsilon=1e-6)
+    | {
+        "pre_norms": False,
+        "post_norms": True,
+        "qk_norm": "rms",
+        "qk_norm_whole": True,
+        "window": 4096,
+        "full_layers": tuple(range(3, 64, 4)),
+        "rope_base": 500000.0,
+        "window_rope_base": 500000.0,
+        "rope_scaling": "yarn",
+        "rope_factor": 8.0,
+        "rope_amplitude": 0.1 * log(8) + 1,
+        "rope_original": 8192,
+    },
+    "seed-oss-36b": llama(64, 5120, 80, 8, 27648, vocab=155136, positions=524288, epsilon=1e-6)
+    | {"head_dim": 128, "rotary_dims": 128, "rope_base": 10000000.0, "qkv_bias": True},
+}
+
+
 def _neox(layers: int, hidden: int, heads: int, vocab: int, activation: str) -> Config:
     """Sizes with layer norms and parallel parts, a quarter of every head turned."""
     head_dim = hidden // heads
@@ -290,6 +315,7 @@ PLAIN: dict[str, Config] = {
     **MISTRAL,
     **QWEN,
     **GEMMA,
+    **OTHERS,
     **NEOX,
     **PHI,
     **MPT,
