@@ -18,6 +18,8 @@ def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Con
         "head_dim": 64,
         "groups": 8,
         "state": 128,
+        "norm_groups": 8,
+        "step_min": 0.001,
     }
     row |= {
         "rotary_dims": 0,
@@ -28,7 +30,7 @@ def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Con
         "activation": "relu2",
         "gated": False,
         "router": "sigmoid",
-        "state_space": state_space | {"norm_groups": 8},
+        "state_space": state_space,
     }
     return row | other
 
