@@ -288,25 +288,26 @@ MPT: dict[str, Config] = {
 }
 
 # Small enough to train on a few processors' cores, on bytes.
-_BYTES: Config = {"vocab": 256, "positions": 128}
-_DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
+BYTES: Config = {"vocab": 256, "positions": 128}
+DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
+_DEEPSEEK_DEMO = llama(4, 128, 4, 4, 512, **BYTES, **DEMO_EXPERTS) | {
+    "head_dim": 48,
+    "rotary_dims": 16,
+    "rope_interleaved": True,
+    "kv_lora": 64,
+    "q_lora": 96,
+    "value_dim": 32,
+    "shared_hidden": 256,
+    "dense_layers": (0,),
+    "router": "sigmoid",
+    "weight_scale": 2.5,
+    "balance_loss": 0.01,
+}
 DEMO: dict[str, Config] = {
-    "llama-demo": llama(4, 192, 8, 4, 512, **_BYTES),
-    "mixtral-demo": llama(4, 128, 4, 2, 0, **_BYTES, **_DEMO_EXPERTS),
-    "deepseek-demo": llama(4, 128, 4, 4, 512, **_BYTES, **_DEMO_EXPERTS)
-    | {
-        "head_dim": 48,
-        "rotary_dims": 16,
-        "rope_interleaved": True,
-        "kv_lora": 64,
-        "q_lora": 96,
-        "value_dim": 32,
-        "shared_hidden": 256,
-        "dense_layers": (0,),
-        "router": "sigmoid",
-        "weight_scale": 2.5,
-        "balance_loss": 0.01,
-    },
+    "llama-demo": llama(4, 192, 8, 4, 512, **BYTES),
+    "mixtral-demo": llama(4, 128, 4, 2, 0, **BYTES, **DEMO_EXPERTS),
+    "deepseek-demo": _DEEPSEEK_DEMO,
+    "deepseek-v3.2-demo": _DEEPSEEK_DEMO | {"index_topk": 16, "index_heads": 4, "index_dim": 32},
 }
 
 PLAIN: dict[str, Config] = {
