@@ -55,7 +55,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
         for ranks, pins in zip(clusters, pinned, strict=True):
             degrees = {"dp": 1, "tp": 1, "pp": 1} | pins
             replicas = int(degrees["dp"])
-            pinned = {"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees
+            question = {"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees
             plan = millrace.plan(
                 model,
                 clusters[ranks],
@@ -63,7 +63,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
                 precision=precision,
                 seq_len=None if model.startswith(WITHOUT_SEQUENCE) else SEQ_LEN,
                 training=TRAINING,
-                pins=millrace.Pins.of(pinned),
+                pins=millrace.Pins.of(question),
             ).plan
             measured = millrace.run(plan, steps=steps)
             expected = run_reference(

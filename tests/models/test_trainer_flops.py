@@ -31,7 +31,8 @@ def reported(config: dict[str, Any]) -> int:
     experts = routed + 4 * hidden * (latent + config["shared_hidden"])
     kinds = {"M": mamba, "*": attention, "E": experts}
     layers = sum(kinds[letter] for letter in config["pattern"])
-    return PASSES * T * (layers + 2 * hidden * config["vocab"])
+    flops: int = PASSES * T * (layers + 2 * hidden * config["vocab"])
+    return flops
 
 
 def counted_otherwise(config: dict[str, Any]) -> int:
@@ -42,15 +43,9 @@ def counted_otherwise(config: dict[str, Any]) -> int:
     scan = (7 - 4) * width * rows
     seen_keys = 2 * T * config["heads"] * config["head_dim"]
     router = 2 * hidden * config["experts"]
-    return (
-        PASSES
-        * T
-        * (
-            pattern.count("M") * (missing + scan)
-            - pattern.count("*") * seen_keys
-            - pattern.count("E") * router
-        )
-    )
+    more: int = pattern.count("M") * (missing + scan)
+    less: int = pattern.count("*") * seen_keys + pattern.count("E") * router
+    return PASSES * T * (more - less)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
