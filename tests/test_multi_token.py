@@ -41,6 +41,19 @@ def test_a_module_has_the_parameters_of_the_released_weights(name: str, count: i
     assert added == count - 2 * int(config["vocab"]) * int(config["hidden"])
 
 
+# Parameters of the released weights with their module (huggingface.co, the safetensors' headers,
+# read 2026-11), and the biases that steer routers, which are not trained by the loss.
+@pytest.mark.parametrize(
+    ("name", "count", "biases"),
+    [("qwen3-next-80b-a3b", 81_324_862_720, 0), ("glm-5", 753_864_139_008, 76 * 256)],
+)
+def test_a_model_with_a_module_has_the_parameters_of_the_released_weights(
+    name: str, count: int, biases: int
+) -> None:
+    spec = with_mtp_layers(model_spec(name, seq_len=16), 1)
+    assert build(spec, 1).parameter_count + biases == count
+
+
 def test_modules_are_blocks_before_the_head_and_share_table_and_head() -> None:
     graph = build(modules("deepseek", 2), 2)
     assert graph.blocks[-3:] == ("mtp.0", "mtp.1", "head")
@@ -79,10 +92,19 @@ def test_ids_of_modules_lie_further_on_in_the_same_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pins", [{"pp": 2, "dp": 1}, {"dp": 2, "ep": 2}, {"tp": 2, "dp": 1}], ids=str
+    ("name", "pins"),
+    [
+        ("mixtral", {"pp": 2, "dp": 1}),
+        ("mixtral", {"dp": 2, "ep": 2}),
+        ("mixtral", {"tp": 2, "dp": 1}),
+        ("nemotron-h", {"pp": 2, "dp": 1}),
+        ("qwen3-next", {"tp": 2, "dp": 1}),
+        ("deepseek-sparse", {"dp": 2}),
+    ],
+    ids=str,
 )
-def test_modules_train_as_on_a_single_device(pins: dict[str, int]) -> None:
-    spec = modules("mixtral", 1, "fp64")
+def test_modules_train_as_on_a_single_device(name: str, pins: dict[str, int]) -> None:
+    spec = modules(name, 1, "fp64")
     plan = plan_of(spec, 2, 4, training=TRAINING, micro_batch=2 // pins["dp"], **pins)
     graph = build_training(plan.model, plan.training, plan.batch)
     data = open_dataset(None, spec, 0)

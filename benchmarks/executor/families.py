@@ -35,6 +35,10 @@ CASES: tuple[tuple[str, Pins, Pins], ...] = (
     ("llama-demo", {"tp": 2}, {"dp": 2, "tp": 2, "sequence_parallel": True}),
     ("mixtral-demo", {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}),
     ("deepseek-demo", {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "pp": 2}),
+    ("deepseek-v3.2-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
+    ("nemotron-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
+    ("qwen3-next-demo", {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2}),
+    ("kimi-linear-demo", {"cp": 2, "ring": False}, {"tp": 4}),
     ("bert-demo", {"dp": 2}, {"dp": 2, "tp": 2}),
     ("t5-demo", {"pp": 2}, {"tp": 2, "pp": 2}),
     ("vit-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
@@ -51,7 +55,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
         for ranks, pins in zip(clusters, pinned, strict=True):
             degrees = {"dp": 1, "tp": 1, "pp": 1} | pins
             replicas = int(degrees["dp"])
-            pinned = {"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees
+            question = {"micro_batch": GLOBAL_BATCH // MICROBATCHES // replicas} | degrees
             plan = millrace.plan(
                 model,
                 clusters[ranks],
@@ -59,7 +63,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
                 precision=precision,
                 seq_len=None if model.startswith(WITHOUT_SEQUENCE) else SEQ_LEN,
                 training=TRAINING,
-                pins=millrace.Pins.of(pinned),
+                pins=millrace.Pins.of(question),
             ).plan
             measured = millrace.run(plan, steps=steps)
             expected = run_reference(
@@ -79,7 +83,7 @@ def main(steps: Annotated[int, typer.Argument()] = 20, precision: str = "fp32") 
                 margins = measured.smallest_top_k_margin, expected.smallest_margin
                 line += ", margins {:.0e} and {:.0e}".format(*margins)
             predicted = plan.figures["step_time_s"] * 1e3
-            measured_ms = measured.step_time_ns / 1e6
+            measured_ms = measured.step_time_s * 1e3
             print(
                 f"{line}; predicted {predicted:.0f} ms, measured {measured_ms:.0f} ms", flush=True
             )

@@ -17,7 +17,10 @@ from millrace.models.zoo.catalogue import approximations, build, build_training,
 # and Air (read 2026-11) without the head for the token after next, which is one more layer with
 # experts, its product of 2 x hidden by hidden, three norms, and the table and the head once more.
 # Llama 4 and Gemma 3 (read 2026-11) have a part for images: 871,932,416 values, and 416,866,032
-# with a norm and a product of 1152 by the hidden size.
+# with a norm and a product of 1152 by the hidden size. Nemotron 3 Nano, GLM-5 and MiniMax-M2 (read
+# 2026-11) without the biases that steer their routers, GLM-5 and Qwen3-Next without the module for
+# the token after next (`tests/test_multi_token.py`). DeepSeek-V3.2 is DeepSeek-V3 with an indexer
+# in each layer: products of 1536 by 64 x 128 and of the hidden size by 64 and by 128, and a norm.
 PUBLISHED = {
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
@@ -46,6 +49,14 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
     "glm-4.5": 358_337_791_296 - 5_539_962_272 - 89 * 160,
     "glm-4.5-air": 110_468_824_832 - 3_616_573_568 - 45 * 128,
+    "deepseek-v3.2": 671_026_404_352 + 61 * (1536 * 64 * 128 + 7168 * (64 + 128) + 2 * 128),
+    "glm-5": 753_864_139_008 - 9_952_920_320 - 76 * 256,
+    "kimi-k2.5": 1_026_408_232_448 - 60 * 384,
+    "minimax-m2": 228_689_764_864 - 62 * 256,
+    "nemotron-3-nano": 31_577_940_288 - 23 * 128,
+    "qwen3-next-80b-a3b": 81_324_862_720 - 1_650_471_424,
+    "olmo3-32b": 32_233_522_176,
+    "seed-oss-36b": 36_151_104_512,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "llama4-scout": 108_641_793_536 - 871_932_416,
@@ -78,6 +89,14 @@ MEGATRON = {
     "megatron-310b": 310.1,
     "megatron-530b": 529.6,
     "megatron-1t": 1008.0,
+}
+# As their reports say, in thousands of millions, and how much rounding leaves open: of Moonlight
+# (arXiv 2502.16982) without the tables of words, of Nemotron 3 Super (research.nvidia.com, March
+# 2026) and Ultra (docs.nvidia.com, June 2026).
+REPORTED = {
+    "moonlight-16b-a3b": (15.29 + 2 * 163840 * 2048 / 1e9, 0.005),
+    "nemotron-3-super": (120, 1),
+    "nemotron-3-ultra-550b": (550, 1),
 }
 SMALL: dict[str, Any] = {
     "layers": 3,
@@ -119,6 +138,23 @@ def test_megatrons_series_has_the_parameters_of_its_table() -> None:
     assert {name: round(count, 1) for name, count in counts.items()} == pytest.approx(
         MEGATRON, abs=0.051
     )
+
+
+def test_decoders_have_the_parameters_of_their_reports() -> None:
+    for name, (billions, within) in REPORTED.items():
+        count = build(model_spec(name, seq_len=16), 1).parameter_count
+        assert count / 1e9 == pytest.approx(billions, abs=within), name
+
+
+def test_a_token_of_nemotron_3_nano_visits_the_parameters_of_its_report() -> None:
+    spec = model_spec("nemotron-3-nano", seq_len=16)
+    config: dict[str, Any] = dict(spec.config)
+    asleep = config["experts"] - config["experts_per_token"]
+    expert = 2 * config["hidden"] * config["expert_hidden"]
+    active = build(spec, 1).parameter_count - config["pattern"].count("E") * asleep * expert
+    table = config["vocab"] * config["hidden"]
+    # NVIDIA, "Nemotron 3 Nano", arXiv 2512.20848 (2025): 3.2B, 3.6B with embeddings.
+    assert (round((active - table) / 1e9, 1), round(active / 1e9, 1)) == (3.2, 3.6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -223,8 +223,9 @@ def _latent_fields(keys: Keys, heads: int) -> Config:
 
 
 def _rotary_fields(keys: Keys, head_dim: int, positions: int) -> Config:
-    if "rotary_dim" in keys.values:
-        return {"rotary_dims": keys.integer("rotary_dim"), "rope_base": keys.number("rope_theta")}
+    if keys.has("rotary_dim"):
+        turned: Config = {"rotary_dims": keys.integer("rotary_dim")}
+        return rotary_fields(keys, head_dim, positions) | turned
     if "kv_lora_rank" in keys.values:
         return rotary_fields(keys, keys.integer("qk_rope_head_dim"), positions)
     full_head_dim = full_sizes(keys)[1] or head_dim

@@ -7,7 +7,7 @@ token where their paper says so, else they have the places of `sizes.py`.
 from typing import Any
 
 from millrace.models.spec import Config, Setting
-from millrace.models.zoo.decoder.sizes import PLACES, llama
+from millrace.models.zoo.decoder.sizes import BYTES, DEMO_EXPERTS, PLACES, llama
 
 
 def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Config:
@@ -18,6 +18,8 @@ def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Con
         "head_dim": 64,
         "groups": 8,
         "state": 128,
+        "norm_groups": 8,
+        "step_min": 0.001,
     }
     row |= {
         "rotary_dims": 0,
@@ -28,12 +30,13 @@ def _nemotron3(pattern: str, hidden: int, mamba_heads: int, **other: Any) -> Con
         "activation": "relu2",
         "gated": False,
         "router": "sigmoid",
-        "state_space": state_space | {"norm_groups": 8},
+        "state_space": state_space,
     }
     return row | other
 
 
-# NVIDIA, "Nemotron 3", arXiv 2512.20856 (2025).
+# NVIDIA, "Nemotron 3", arXiv 2512.20856 (2025), without the heads for further tokens; of Ultra
+# (June 2026), Megatron-LM's examples/post_training/modelopt/conf/nvidia (d98e8a64, read 2026-11).
 NEMOTRON: dict[str, Config] = {
     "nemotron-3-nano": _nemotron3(
         "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
@@ -54,6 +57,19 @@ NEMOTRON: dict[str, Config] = {
         expert_hidden=2688,
         expert_latent=1024,
         shared_hidden=5376,
+        weight_scale=5.0,
+    ),
+    "nemotron-3-ultra-550b": _nemotron3(
+        "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*"
+        "EMEMEMEM*EMEMEMEME",
+        8192,
+        256,
+        heads=64,
+        experts=512,
+        experts_per_token=22,
+        expert_hidden=5120,
+        expert_latent=2048,
+        shared_hidden=10240,
         weight_scale=5.0,
     ),
 }
@@ -115,4 +131,45 @@ KIMI_LINEAR: dict[str, Config] = {
     },
 }
 
-HYBRIDS: dict[str, Config] = {**NEMOTRON, **QWEN_HYBRIDS, **KIMI_LINEAR}
+_DEMO_STATE: dict[str, Setting] = {"heads": 8, "head_dim": 32, "groups": 4, "state": 32}
+_DEMO_DELTA: dict[str, Setting] = {
+    "key_heads": 4,
+    "value_heads": 8,
+    "key_dim": 32,
+    "value_dim": 32,
+}
+# Small enough to train on a few processors' cores, on bytes.
+HYBRID_DEMO: dict[str, Config] = {
+    "nemotron-demo": llama(8, 128, 4, 2, 512, **BYTES, **DEMO_EXPERTS)
+    | {
+        "rotary_dims": 0,
+        "pattern": "MEM*MEM-",
+        "bare_layers": True,
+        "activation": "relu2",
+        "gated": False,
+        "router": "sigmoid",
+        "state_space": _DEMO_STATE | {"norm_groups": 4},
+    },
+    "qwen3-next-demo": llama(4, 128, 4, 2, 0, **BYTES, **DEMO_EXPERTS)
+    | {
+        "rotary_dims": 8,
+        "qk_norm": "rms",
+        "attention_gate": "sigmoid",
+        "pattern": "GGG*",
+        "delta_net": _DEMO_DELTA,
+        "shared_hidden": 256,
+        "shared_gate": True,
+    },
+    "kimi-linear-demo": llama(4, 128, 4, 4, 512, **BYTES)
+    | {
+        "head_dim": 48,
+        "rotary_dims": 16,
+        "unturned_layers": (0, 1, 2, 3),
+        "kv_lora": 64,
+        "value_dim": 32,
+        "pattern": "KKK*",
+        "delta_net": _DEMO_DELTA | {"key_heads": 8, "gate_rank": 32},
+    },
+}
+
+HYBRIDS: dict[str, Config] = {**HYBRID_DEMO, **NEMOTRON, **QWEN_HYBRIDS, **KIMI_LINEAR}

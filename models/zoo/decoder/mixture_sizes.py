@@ -33,28 +33,32 @@ def _latent(
 
 
 # DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437 (2024), without its second head for the token after
-# next; "DeepSeek-V2", arXiv 2405.04434 (2024), the small release. The scale of attention is
-# YaRN's (arXiv 2309.00071, equation 15): (0.1 m ln 40 + 1)^2 / sqrt(192), m 1 and 0.707.
+# next; "DeepSeek-V3.2", arXiv 2512.02556 (2025): the same with an indexer, whose sizes are those of
+# transformers' configuration class (5.24); "DeepSeek-V2", arXiv 2405.04434 (2024), the small
+# release. The scale of attention is YaRN's (arXiv 2309.00071, equation 15):
+# (0.1 m ln 40 + 1)^2 / sqrt(192), m 1 and 0.707.
+_DEEPSEEK_V3 = _latent(
+    61,
+    7168,
+    128,
+    18432,
+    512,
+    vocab=129280,
+    q_lora=1536,
+    attention_scale=(0.1 * 1.0 * log(40) + 1) ** 2 / sqrt(192),
+    experts=256,
+    experts_per_token=8,
+    expert_hidden=2048,
+    shared_hidden=2048,
+    dense_layers=(0, 1, 2),
+    router="sigmoid",
+    router_groups=8,
+    kept_groups=4,
+    weight_scale=2.5,
+)
 DEEPSEEK: dict[str, Config] = {
-    "deepseek-v3": _latent(
-        61,
-        7168,
-        128,
-        18432,
-        512,
-        vocab=129280,
-        q_lora=1536,
-        attention_scale=(0.1 * 1.0 * log(40) + 1) ** 2 / sqrt(192),
-        experts=256,
-        experts_per_token=8,
-        expert_hidden=2048,
-        shared_hidden=2048,
-        dense_layers=(0, 1, 2),
-        router="sigmoid",
-        router_groups=8,
-        kept_groups=4,
-        weight_scale=2.5,
-    ),
+    "deepseek-v3": _DEEPSEEK_V3,
+    "deepseek-v3.2": _DEEPSEEK_V3 | {"index_topk": 2048, "index_heads": 64, "index_dim": 128},
     "deepseek-v2-lite": _latent(
         27,
         2048,
@@ -72,29 +76,62 @@ DEEPSEEK: dict[str, Config] = {
     ),
 }
 
-# Moonshot AI, "Kimi K2", arXiv 2507.20534 (2025), release Instruct of July 2025: DeepSeek-V3's
-# parts with more experts, fewer heads and no groups of experts; positions stretched 32 times.
+# Moonshot AI: "Kimi K2", arXiv 2507.20534 (2025), release Instruct of July 2025: DeepSeek-V3's
+# parts with more experts, fewer heads and no groups of experts, positions stretched 32 times. "Kimi
+# K2.5", arXiv 2602.02276 (2026), of which the part for text, stretched 64 times (epsilon and factor
+# as in slime's scripts/models/kimi-k2-thinking.sh, read 2026-11). Moonlight, arXiv 2502.16982
+# (2025): DeepSeek-V2-Lite's shape, not stretched (slime's scripts/models/moonlight.sh, read
+# 2026-11).
+_KIMI_K2 = _latent(
+    61,
+    7168,
+    64,
+    18432,
+    512,
+    vocab=163840,
+    positions=131072,
+    q_lora=1536,
+    rope_base=50000.0,
+    rope_factor=32.0,
+    rope_fast=1.0,
+    attention_scale=(0.1 * 1.0 * log(32) + 1) ** 2 / sqrt(192),
+    experts=384,
+    experts_per_token=8,
+    expert_hidden=2048,
+    shared_hidden=2048,
+    dense_layers=(0,),
+    router="sigmoid",
+    weight_scale=2.827,
+)
+_UNSTRETCHED: Config = {"rope_scaling": "", "rope_factor": 1.0, "rope_original": 0}
 KIMI: dict[str, Config] = {
-    "kimi-k2": _latent(
-        61,
-        7168,
-        64,
-        18432,
+    "kimi-k2": _KIMI_K2,
+    "kimi-k2.5": _KIMI_K2
+    | {
+        "positions": 262144,
+        "epsilon": 1e-5,
+        "rope_factor": 64.0,
+        "rope_fast": 32.0,
+        "attention_scale": (0.1 * 1.0 * log(64) + 1) ** 2 / sqrt(192),
+    },
+    "moonlight-16b-a3b": _latent(
+        27,
+        2048,
+        16,
+        11264,
         512,
         vocab=163840,
-        positions=131072,
-        q_lora=1536,
+        positions=8192,
+        epsilon=1e-5,
         rope_base=50000.0,
-        rope_factor=32.0,
-        rope_fast=1.0,
-        attention_scale=(0.1 * 1.0 * log(32) + 1) ** 2 / sqrt(192),
-        experts=384,
-        experts_per_token=8,
-        expert_hidden=2048,
-        shared_hidden=2048,
+        experts=64,
+        experts_per_token=6,
+        expert_hidden=1408,
+        shared_hidden=2816,
         dense_layers=(0,),
         router="sigmoid",
-        weight_scale=2.827,
+        weight_scale=2.446,
+        **_UNSTRETCHED,
     ),
 }
 
@@ -116,6 +153,55 @@ GLM: dict[str, Config] = {
     | {"experts": 160, "expert_hidden": 1536, "shared_hidden": 1536, "dense_layers": (0, 1, 2)},
     "glm-4.5-air": llama(46, 4096, 96, 8, 10944, **_GLM)
     | {"experts": 128, "expert_hidden": 1408, "shared_hidden": 1408, "dense_layers": (0,)},
+    # "GLM-5", arXiv 2602.15763 (2026), without the same head, as transformers' class has it by
+    # default (5.24) but for the base of its angles (slime's scripts/models/glm5-744B-A40B.sh, read
+    # 2026-11). Its indexer turns neighbours.
+    "glm-5": _latent(
+        78,
+        6144,
+        64,
+        12288,
+        512,
+        vocab=154880,
+        positions=202752,
+        epsilon=1e-5,
+        rope_base=1000000.0,
+        q_lora=2048,
+        head_dim=256,
+        value_dim=256,
+        index_topk=2048,
+        index_heads=32,
+        index_dim=128,
+        index_interleaved=True,
+        experts=256,
+        experts_per_token=8,
+        expert_hidden=2048,
+        shared_hidden=2048,
+        dense_layers=(0, 1, 2),
+        router="sigmoid",
+        weight_scale=2.5,
+        **_UNSTRETCHED,
+    ),
+}
+
+# MiniMax-M2 (October 2025) has no paper: transformers' configuration class has these sizes by
+# default (5.24); half of a head's features turn (slime's scripts/models/minimax-m2.sh, read
+# 2026-11). Queries and keys are normed over all heads; no expert is shared.
+MINIMAX: dict[str, Config] = {
+    "minimax-m2": llama(62, 3072, 48, 8, 0, head_dim=128, **PLACES)
+    | {
+        "vocab": 200064,
+        "positions": 196608,
+        "epsilon": 1e-6,
+        "rotary_dims": 64,
+        "rope_base": 5000000.0,
+        "qk_norm": "rms",
+        "qk_norm_whole": True,
+        "experts": 256,
+        "experts_per_token": 8,
+        "expert_hidden": 1536,
+        "router": "sigmoid",
+    },
 }
 
 # OpenAI, "gpt-oss-120b & gpt-oss-20b model card", arXiv 2508.10925 (2025): windows in every other
@@ -182,4 +268,4 @@ LLAMA4: dict[str, Config] = {
     | {"dense_layers": tuple(range(0, 48, 2))},
 }
 
-MIXTURES: dict[str, Config] = {**DEEPSEEK, **KIMI, **GLM, **GPT_OSS, **LLAMA4}
+MIXTURES: dict[str, Config] = {**DEEPSEEK, **KIMI, **GLM, **MINIMAX, **GPT_OSS, **LLAMA4}

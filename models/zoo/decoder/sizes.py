@@ -6,7 +6,7 @@ places per expert (the capacity of Lepikhin et al., arXiv 2006.16668, is twice, 
 al., arXiv 2101.03961, 1 to 2), as none of their papers names one.
 """
 
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 from millrace.models.spec import Config
@@ -185,6 +185,31 @@ GEMMA: dict[str, Config] = {
 }
 
 
+# Olmo team, "Olmo 3", arXiv 2512.13961 (2025): norms behind the parts, windows in three of four
+# layers, whose angles are not stretched (huggingface.co's config.json and OLMo-core's olmo3_32B,
+# read 2026-11). ByteDance Seed, Seed-OSS (August 2025), which has no paper (its model card and
+# transformers' configuration class, 5.24).
+OTHERS: dict[str, Config] = {
+    "olmo3-32b": llama(64, 5120, 40, 8, 27648, vocab=100278, positions=65536, epsilon=1e-6)
+    | {
+        "pre_norms": False,
+        "post_norms": True,
+        "qk_norm": "rms",
+        "qk_norm_whole": True,
+        "window": 4096,
+        "full_layers": tuple(range(3, 64, 4)),
+        "rope_base": 500000.0,
+        "window_rope_base": 500000.0,
+        "rope_scaling": "yarn",
+        "rope_factor": 8.0,
+        "rope_amplitude": 0.1 * log(8) + 1,
+        "rope_original": 8192,
+    },
+    "seed-oss-36b": llama(64, 5120, 80, 8, 27648, vocab=155136, positions=524288, epsilon=1e-6)
+    | {"head_dim": 128, "rotary_dims": 128, "rope_base": 10000000.0, "qkv_bias": True},
+}
+
+
 def _neox(layers: int, hidden: int, heads: int, vocab: int, activation: str) -> Config:
     """Sizes with layer norms and parallel parts, a quarter of every head turned."""
     head_dim = hidden // heads
@@ -263,25 +288,26 @@ MPT: dict[str, Config] = {
 }
 
 # Small enough to train on a few processors' cores, on bytes.
-_BYTES: Config = {"vocab": 256, "positions": 128}
-_DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
+BYTES: Config = {"vocab": 256, "positions": 128}
+DEMO_EXPERTS: Config = {"experts": 4, "experts_per_token": 2, "expert_hidden": 256}
+_DEEPSEEK_DEMO = llama(4, 128, 4, 4, 512, **BYTES, **DEMO_EXPERTS) | {
+    "head_dim": 48,
+    "rotary_dims": 16,
+    "rope_interleaved": True,
+    "kv_lora": 64,
+    "q_lora": 96,
+    "value_dim": 32,
+    "shared_hidden": 256,
+    "dense_layers": (0,),
+    "router": "sigmoid",
+    "weight_scale": 2.5,
+    "balance_loss": 0.01,
+}
 DEMO: dict[str, Config] = {
-    "llama-demo": llama(4, 192, 8, 4, 512, **_BYTES),
-    "mixtral-demo": llama(4, 128, 4, 2, 0, **_BYTES, **_DEMO_EXPERTS),
-    "deepseek-demo": llama(4, 128, 4, 4, 512, **_BYTES, **_DEMO_EXPERTS)
-    | {
-        "head_dim": 48,
-        "rotary_dims": 16,
-        "rope_interleaved": True,
-        "kv_lora": 64,
-        "q_lora": 96,
-        "value_dim": 32,
-        "shared_hidden": 256,
-        "dense_layers": (0,),
-        "router": "sigmoid",
-        "weight_scale": 2.5,
-        "balance_loss": 0.01,
-    },
+    "llama-demo": llama(4, 192, 8, 4, 512, **BYTES),
+    "mixtral-demo": llama(4, 128, 4, 2, 0, **BYTES, **DEMO_EXPERTS),
+    "deepseek-demo": _DEEPSEEK_DEMO,
+    "deepseek-v3.2-demo": _DEEPSEEK_DEMO | {"index_topk": 16, "index_heads": 4, "index_dim": 32},
 }
 
 PLAIN: dict[str, Config] = {
@@ -290,6 +316,7 @@ PLAIN: dict[str, Config] = {
     **MISTRAL,
     **QWEN,
     **GEMMA,
+    **OTHERS,
     **NEOX,
     **PHI,
     **MPT,

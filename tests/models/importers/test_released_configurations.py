@@ -12,12 +12,14 @@ import pytest
 
 from millrace.models.importers.huggingface import read_config
 from millrace.models.zoo.catalogue import build, model_spec
+from tests.models.importers.configurations_of_2026 import OF_2026
 from tests.models.importers.recent_configurations import RECENT
 
 SEQ_LEN = 32
 
 RELEASED: dict[str, dict[str, Any]] = {
     **RECENT,
+    **OF_2026,
     "gpt2-small": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
