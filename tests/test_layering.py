@@ -86,13 +86,13 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 17_351,
+    "models": 17_803,
     "planner": 22_950,
     "simulator": 3_331,
     "executor": 28_092,
-    "millrace": 25_705,
-    "tests": 52_955,
-    "benchmarks": 10_395,
+    "millrace": 26_051,
+    "tests": 53_552,
+    "benchmarks": 10_399,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 
