@@ -7,9 +7,11 @@ import pytest
 
 from millrace.models.errors import ModelError
 from millrace.models.graph import Graph
+from millrace.models.model_counts import parallelism_limits
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.type_inference import check_graph
 from millrace.models.zoo.catalogue import approximations, build, build_training, model_spec
+from millrace.models.zoo.decoder.names import MODELS
 
 # Parameters of the released weights, from the model cards on huggingface.co (their safetensors'
 # headers) and EleutherAI's table of Pythia; of DeepSeek-V3 without its second head and without the
@@ -243,6 +245,13 @@ def test_what_a_graph_leaves_out_is_said(name: str, seq_len: int, clauses: list[
 def test_the_capacity_of_experts_is_explicit(factor: float, places: int) -> None:
     decoder = graph(**EXPERTS, capacity_factor=factor)
     assert decoder.tensor("h.0.experts.dispatch").shape == (6, 2, places, 16)
+
+
+def test_experts_are_all_that_can_be_split_as_such() -> None:
+    for name in MODELS:
+        spec = model_spec(name, seq_len=16)
+        experts = parallelism_limits(build(spec, 1))["experts"]
+        assert experts == spec.config.get("experts", 0), name
 
 
 def test_routers_are_balanced_by_a_loss_only_where_it_is_asked_for() -> None:

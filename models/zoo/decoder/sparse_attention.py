@@ -6,7 +6,7 @@ The indexer is not trained: its own loss, the divergence of its scores from thos
 no part of the model's, from which it is cut off.
 
 Shape legend: as in `latent_attention.py`; m features of a shared key (p turned, c latent), s keys,
-i heads and e features of the indexer, j keys that a query attends to.
+i heads and f features of the indexer, j keys that a query attends to.
 
 Notes
 -----
@@ -92,9 +92,9 @@ def _chosen(
     """Add the indexer, which reads what queries are made of and the stream, and its choice."""
     heads, size = config.index_heads, config.index_dim
     parts = {
-        "q": (query_latent, "i e", {"i": heads, "e": size}),
+        "q": (query_latent, "i f", {"i": heads, "f": size}),
         "weights": (x, "i", {"i": heads}),
-        "k": (x, "e", {"e": size}),
+        "k": (x, "f", {"f": size}),
     }
     index = {}
     for part, (source, dims, sizes) in parts.items():
@@ -103,7 +103,7 @@ def _chosen(
         name = f"attn.index.{part}"
         index[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
     index["k"] = add_norm(
-        builder, "attn.index.k.norm", index["k"], "b t e", epsilon=INDEX_EPSILON, frozen=True
+        builder, "attn.index.k.norm", index["k"], "b t f", epsilon=INDEX_EPSILON, frozen=True
     )
     attributes = {**rotary_attributes(config, layer), "interleaved": config.index_interleaved}
     for part in ("q", "k") if layer not in config.unturned_layers else ():
@@ -115,6 +115,6 @@ def _chosen(
         "choose_keys",
         "attn.index.chosen",
         (index["q"], index["weights"], index["k"]),
-        "b t i! e!, b t i!, b s! e! -> b t j!",
+        "b t i! f!, b t i!, b s! f! -> b t j!",
         shapes=((batch, tokens, min(config.index_topk, tokens)),),
     )
