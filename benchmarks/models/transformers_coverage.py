@@ -9,6 +9,7 @@ and read as `millrace models FILE --json` reads it. A line has the verdict, the 
 read, seconds, and the class's parameters, counted on the meta device:
 
     exact      as many parameters as the class has
+    text       as many as its part for text has, where the answer says that the others are left out
     wrong      another number, which follows
     refused    the sentence follows
     traceback  a fault of Millrace, or of what it ran out of
@@ -34,7 +35,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-VERDICTS = ("exact", "wrong", "refused", "traceback")
+VERDICTS = ("exact", "text", "wrong", "refused", "traceback")
+# Parts of a class beside its part for text.
+_TOWERS = re.compile(
+    r"(^|\.)(vision_tower|visual|vision_model|audio_tower|multi_modal_projector)\."
+)
 _WHY = re.compile(r"`(\w+)(?: \([^`]*\))?` in `")  # a call that cannot be expressed
 
 
@@ -115,7 +120,7 @@ def _read(model_type: str, path: Path, without_torch: bool, gib: int, sending: C
     """Send the class's parameters and then the row; None where the defaults make no model."""
     resource.setrlimit(resource.RLIMIT_AS, (gib * 2**30, gib * 2**30))
     try:
-        parameters = _written(model_type, path)
+        parameters, of_text = _written(model_type, path)
     except Exception:
         sending.send(None)
         return
@@ -130,17 +135,18 @@ def _read(model_type: str, path: Path, without_torch: bool, gib: int, sending: C
         if code == 0:
             (answer,) = json.loads(printed)["rows"]
             way = "class" if answer["family"] == "graph" else "configuration"
-            exact = answer["parameters"] == parameters
-            verdict = "exact" if exact else "wrong"
-            said = "" if exact else f"{answer['parameters']:,}"
+            counted = answer["parameters"]
+            partial = counted == of_text and "left out" in said
+            verdict = "exact" if counted == parameters else "text" if partial else "wrong"
+            said = "" if verdict == "exact" else f"{counted:,}"
     except Exception as error:
         verdict, said = "traceback", f"{type(error).__name__}: {error}"
     said = " ".join(said.replace(str(path), "config.json").split())
     sending.send(CoverageRow(verdict, model_type, way, perf_counter() - start, parameters, said))
 
 
-def _written(model_type: str, path: Path) -> int:
-    """Parameters of the class in its default configuration, which is written to a file."""
+def _written(model_type: str, path: Path) -> tuple[int, int]:
+    """Parameters of the class in its default configuration, which is written, and of its text."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.models.auto import CONFIG_MAPPING
@@ -150,7 +156,8 @@ def _written(model_type: str, path: Path) -> int:
         model: Any = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
     path.write_text(json.dumps(config.to_dict(), default=str))
-    return sum(parameter.numel() for parameter in model.parameters())
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return sum(sizes.values()), sum(sizes[name] for name in sizes if not _TOWERS.search(name))
 
 
 def _answer(path: Path) -> tuple[int, str, str]:

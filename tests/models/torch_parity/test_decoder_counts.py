@@ -202,8 +202,12 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ).map(
         lambda values: {
             **values,
-            **{"num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 7},
-            **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 9},
+            "num_experts": 5,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 7,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 9,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         }
     ),
