@@ -116,8 +116,8 @@ def _draw(
     if figures["out_of_memory"]["rows"]:
         ended = figures["out_of_memory"]
         console.print(
-            f"{ended['rows']} rows ran out of memory: {ended['predicted']} of them need more than "
-            f"their device has"
+            f"runs that ended for want of memory: {ended['predicted']} of {ended['rows']} need "
+            f"more than their device has"
         )
     if figures["differences"] and figures["differences"]["pairs"]:
         _draw_differences(figures["differences"], console)
@@ -216,8 +216,9 @@ def _draw_differences(figures: dict[str, Any], console: "Console") -> None:
 
 
 def _draw_tier(name: str, figures: dict[str, Any], console: "Console") -> None:
-    if not figures["expressed"]:
-        console.print(f"{name}{figures['count']} rows, none expressed")
+    if figures["mape"] is None:
+        expressed = figures["expressed"] or "none"
+        console.print(f"{name}{figures['count']} rows, {expressed} expressed")
         return
     console.print(
         f"{name}{figures['count']} rows, {figures['expressed']} expressed: {_errors(figures)}, "

@@ -194,6 +194,7 @@ def _out_of_memory(outcomes: Sequence[RowOutcome]) -> dict[str, int]:
 
 def _tier(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     errors = asdict(figures(outcome.error for outcome in outcomes if outcome.error is not None))
+    errors["rows"] = sum(outcome.predicted is not None for outcome in outcomes)
     return {"count": len(outcomes), "expressed": errors.pop("rows")} | errors
 
 

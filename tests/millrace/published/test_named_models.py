@@ -163,7 +163,7 @@ def test_runs_that_ended_for_want_of_memory_have_no_error(
     assert needs_more(outcomes[1]) is False
     figures = document(outcomes, table.layout)
     assert figures["out_of_memory"] == {"rows": 1, "predicted": 0}
-    assert (figures["count"], figures["expressed"]) == (3, 1)
+    assert (figures["count"], figures["expressed"]) == (3, 2)
     first, second, _ = figures["rows"]
     assert second["measured_s"] is second["error"] is None
     rate = first["predicted_tokens_per_s_per_gpu"]
@@ -172,4 +172,9 @@ def test_runs_that_ended_for_want_of_memory_have_no_error(
     assert cli.run(["validate", str(path), "--processes", "1"]) == 0
     shown = capsys.readouterr().out
     assert "not expressed: line 4: there is no model `gpt-17`" in shown
-    assert "1 rows ran out of memory: 0 of them" in shown
+    assert "want of memory: 0 of 1 need more" in shown
+    path = written(tmp_path / "b.csv", {"quality": "OOM"}, plain=NAMED)
+    assert (
+        cli.run(["validate", str(path), "--processes", "1", "--plot", str(tmp_path / "b.svg")]) == 0
+    )
+    assert "1 rows, 1 expressed\n" in capsys.readouterr().out
