@@ -10,13 +10,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
 from msgspec.structs import replace as changed
 
 from millrace.models.errors import ModelError
 from millrace.models.model_counts import training_flops
 from millrace.models.ops import op_flops
 from millrace.models.spec import Config, ModelSpec, Setting
-from millrace.models.zoo.catalogue import ALIASES, NAMES, build, canonical_name, model_spec
+from millrace.models.zoo.catalogue import (
+    ALIASES,
+    FAMILIES,
+    NAMES,
+    build,
+    canonical_name,
+    model_spec,
+)
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.frameworks.framework_memory import ParameterBytes
 from millrace.planner.frameworks.framework_tables import capabilities
@@ -209,6 +217,8 @@ def approximations(row: Row) -> list[str]:
     differences += [f"{words} left out" for words in LEFT_OUT if words in row["notes"]]
     if not row["step_time_s"] and not row["tokens_per_s_per_gpu"] and row["tflops_per_gpu"]:
         differences.append("step time from TFLOP/s")
+    if _further(row) and not model(row).config.get("mtp_layers", 0):
+        differences.append("module for the token after the next left out")
     return [*differences, *_recipe(row).notes]
 
 
@@ -231,8 +241,8 @@ def model(row: Row) -> ModelSpec:
         spec = changed(spec, config=_cut(spec.config, int(layers[1])))
     if spec.config.get("experts", 0):
         spec = with_capacity(spec, "1", capabilities(framework_name(row)))
-    further = int("m" in row["layout"]) or _recipe(row).mtp_layers
-    return with_mtp_layers(spec, further) if further else spec
+    deeper = with_mtp_layers(spec, _further(row) or None)
+    return deeper if _can_be_built(deeper) else spec
 
 
 def reported_flops(spec: ModelSpec) -> int:
@@ -283,15 +293,35 @@ def zoo_name(name: str) -> str:
 def _cut(config: Config, layers: int) -> Config:
     """Configuration of a model's first layers alone."""
     depth = config["layers"]
-    cut: dict[str, Setting | dict[str, Setting]] = {}
-    for name, setting in config.items():
+
+    def cut(name: str, setting: Setting) -> Setting:
         if isinstance(setting, tuple) and name.endswith("_layers"):
-            cut[name] = tuple(layer for layer in setting if layer < layers)
-        elif isinstance(setting, str | tuple) and len(setting) == depth:
-            cut[name] = setting[:layers]
-        else:
-            cut[name] = setting
-    return cut | {"layers": layers}
+            return tuple(layer for layer in setting if layer < layers)
+        if isinstance(setting, str | tuple) and len(setting) == depth:
+            return setting[:layers]
+        return setting
+
+    shorter: Config = {
+        name: {part: cut(part, size) for part, size in setting.items()}
+        if isinstance(setting, dict)
+        else cut(name, setting)
+        for name, setting in config.items()
+    }
+    return shorter | {"layers": layers}
+
+
+def _further(row: Row) -> int:
+    """Modules that predict further tokens in a row's run."""
+    return int("m" in row["layout"]) or _recipe(row).mtp_layers
+
+
+def _can_be_built(spec: ModelSpec) -> bool:
+    family = FAMILIES[spec.family]
+    try:
+        family.check(spec, msgspec.convert(spec.config, family.config))
+    except ModelError:
+        return False
+    return True
 
 
 def _recipe(row: Row) -> PublishedRecipe:
