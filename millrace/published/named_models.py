@@ -357,6 +357,7 @@ def _language_row(row: Row) -> Row:
     replicas = devices // (
         whole_number(row, "tp", 1) * whole_number(row, "pp", 1) * whole_number(row, "cp", 1)
     )
+    split = row["fsdp"] not in ("", "1")
     stated: Row = dict.fromkeys(COLUMNS[TableFormat.LANGUAGE], "")
     stated |= {name: row[name] for name in ("tp", "pp", "cp", "ep", "model", "precision")}
     stated |= {
@@ -371,8 +372,8 @@ def _language_row(row: Row) -> Row:
         "uneven_layers": "1" if row["layout"] else "",
         "dispatcher": row["dispatcher"],
         "peak_mem_gb": row["peak_mem_gb"],
-        "zero": "3" if row["fsdp"] else STORAGE[trainer],
-        "shard_group": row["fsdp"] if row["fsdp"] != str(replicas) else "",
+        "zero": "3" if split else STORAGE[trainer],
+        "shard_group": row["fsdp"] if split and row["fsdp"] != str(replicas) else "",
         "sequence_parallel": "1" if trainer == MEGATRON else "",
         **_recompute(row),
     }
