@@ -160,7 +160,8 @@ def op_work(
     if row.reads_output:
         moved += outputs[0]
     if states := state_of(kind, attributes):
-        moved += 2 * len(states) * prod(input_shapes[0]) * input_itemsizes[0]
+        like = outputs[0] if row.updates else prod(input_shapes[0]) * input_itemsizes[0]
+        moved += 2 * len(states) * like
     return OpWork(flops, moved)
 
 

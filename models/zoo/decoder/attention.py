@@ -30,12 +30,15 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     if not grouped:
         heads = {"h": config.heads, "d": head_dim}
     query = _projected(builder, config, "q", x, queries, heads)
-    if config.reuses(layer):
+    reuses = config.reuses(layer)
+    if reuses:
         lent = f"h.{config.lender(layer)}.attn"
         key, value = f"{lent}.{KEY}", f"{lent}.{VALUE}"
     else:
         key, value = _keys_and_values(builder, config, x, layer, keys, heads)
     query = _positioned(builder, config, layer, "q", query, f"b t {queries}")
+    if not reuses:
+        key, value = _finished(builder, config, layer, (key, value), f"b t {keys}")
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
@@ -53,17 +56,23 @@ def _keys_and_values(
     dims: str,
     sizes: dict[str, int],
 ) -> tuple[str, str]:
-    """Add the keys, normed and turned, and the values; reusing layers know both by their names."""
+    """Add the projections that make keys and values."""
     key = _projected(builder, config, "k", x, dims, sizes)
     value = key
     if not (config.keys_as_values and config.is_full(layer)):
         value = _projected(builder, config, "v", x, dims, sizes)
-    key = _positioned(builder, config, layer, "k", key, f"b t {dims}")
+    return key, value
+
+
+def _finished(
+    builder: GraphBuilder, config: DecoderConfig, layer: int, parts: tuple[str, str], dims: str
+) -> tuple[str, str]:
+    """Add norm and turn of keys, and the norm of values; reusing layers know both by name."""
+    key, value = parts
+    key = _positioned(builder, config, layer, "k", key, dims)
     if config.value_norm:
         epsilon = config.epsilon
-        value = add_norm(
-            builder, f"attn.{VALUE}", value, f"b t {dims}", kind="unscaled", epsilon=epsilon
-        )
+        value = add_norm(builder, f"attn.{VALUE}", value, dims, kind="unscaled", epsilon=epsilon)
     return key, value
 
 

@@ -320,7 +320,8 @@ class StrategyCosts:
             moved += item[operand] * (np.minimum(size, first) if gathered else size)
         if row.reads_output:
             moved += item[inputs] * first
-        moved += 2 * len(state_of(kind, op.attributes)) * item[0] * sizes[0]
+        like = item[inputs] * first if row.updates else item[0] * sizes[0]
+        moved += 2 * len(state_of(kind, op.attributes)) * like
         by_shape = bool(self.cluster.device.shapes)
         spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
