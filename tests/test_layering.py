@@ -86,11 +86,11 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 17_803,
-    "planner": 22_950,
+    "models": 17_810,
+    "planner": 22_951,
     "simulator": 3_331,
     "executor": 28_092,
-    "millrace": 26_076,
+    "millrace": 26_077,
     "tests": 53_568,
     "benchmarks": 10_404,
 }
