@@ -129,7 +129,9 @@ def sparse_attention(tape: Tape, op: Op, dy: str) -> Gradients:
 def sinkhorn(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradient of `sinkhorn`, whose rounds are made again."""
     expression = parse(op.labels)
-    labels = write((*expression.inputs, *expression.outputs), expression.inputs, expression.whole_labels)
+    labels = write(
+        (*expression.inputs, *expression.outputs), expression.inputs, expression.whole_labels
+    )
     return tape.emit(
         op, 0, "sinkhorn_grad", (op.inputs[0], dy), labels, attributes=dict(op.attributes)
     )

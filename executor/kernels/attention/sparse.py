@@ -40,9 +40,9 @@ def choose_keys(context: KernelContext) -> Kernel:
             hidden = np.arange(keys) >= (places[:, None] + 1) // stride
             scores[hidden] = -np.inf
             order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-            none = np.take_along_axis(hidden, order, 1)
+            lacking = np.take_along_axis(hidden, order, 1)
             order += behind
-            order[none] = -1
+            order[lacking] = -1
             outputs[0][sample, rows] = _after_window(places, window, order)
 
     return kernel

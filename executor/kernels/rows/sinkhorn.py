@@ -21,10 +21,11 @@ def sinkhorn(context: KernelContext) -> Kernel:
     rounds, epsilon = int(context.number("rounds", 1)), context.number("epsilon", 0.0)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        for x, made in _in_chunks(*inputs, *outputs):
-            made[...] = x
+        for x, shares in _in_chunks(*inputs, *outputs):
+            shares[...] = x
             for axis in _axes(rounds):
-                np.divide(made, np.add.reduce(made, axis=axis, keepdims=True) + epsilon, out=made)
+                sums = np.add.reduce(shares, axis=axis, keepdims=True) + epsilon
+                np.divide(shares, sums, out=shares)
 
     return kernel
 
@@ -34,15 +35,15 @@ def sinkhorn_grad(context: KernelContext) -> Kernel:
     rounds, epsilon = int(context.number("rounds", 1)), context.number("epsilon", 0.0)
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        for made, dy, slope in _in_chunks(*inputs, *outputs):
+        for shares, dy, slope in _in_chunks(*inputs, *outputs):
             steps = []
             for axis in _axes(rounds):
-                sums = np.add.reduce(made, axis=axis, keepdims=True) + epsilon
-                made = made / sums
-                steps.append((axis, sums, made))
+                sums = np.add.reduce(shares, axis=axis, keepdims=True) + epsilon
+                shares = shares / sums
+                steps.append((axis, sums, shares))
             slope[...] = dy
-            for axis, sums, made in reversed(steps):
-                along = np.add.reduce(slope * made, axis=axis, keepdims=True)
+            for axis, sums, shares in reversed(steps):
+                along = np.add.reduce(slope * shares, axis=axis, keepdims=True)
                 np.divide(np.subtract(slope, along, out=slope), sums, out=slope)
 
     return kernel

@@ -202,6 +202,8 @@ def _head_dim(keys: Keys) -> int:
 
 
 def _feed_forward_width(keys: Keys, hidden: int) -> int:
+    if "hc_mult" in keys.values:  # DeepSeek-V4, all of whose layers have experts
+        return 0
     if "expansion_ratio" in keys.values:
         return keys.integer("expansion_ratio", most=64) * hidden
     if "intermediate_size_mlp" in keys.values:

@@ -68,7 +68,13 @@ def _keys_and_values(
 
 
 def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
-    """Attributes of the `rotary` ops of this layer."""
+    """Attributes of the `rotary` ops of a layer.
+
+    Parameters
+    ----------
+    config, layer
+        As for any part.
+    """
     short = config.window_rope_base > 0 and layer not in config.full_layers
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,

@@ -51,8 +51,8 @@ def sinkhorn(call: Call, x: Array) -> Array:
 
 
 def sinkhorn_grad(call: Call, x: Array, dy: Array) -> Array:
-    for axis, sums, made in reversed(_rounds(call, x)):
-        dy = (dy - (dy * made).sum(axis, keepdims=True)) / sums
+    for axis, sums, shares in reversed(_rounds(call, x)):
+        dy = (dy - (dy * shares).sum(axis, keepdims=True)) / sums
     return dy
 
 

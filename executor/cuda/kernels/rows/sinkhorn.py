@@ -52,11 +52,16 @@ def _calls(context: KernelContext, function: str) -> Calls:
         )
     matrices = prod(others)
     blocks = ceil(matrices / BLOCK_THREADS)
-    args = (
-        *(read(number) for number in range(len(context.inputs))),
-        write(0),
-        *(np.int64(size) for size in (matrices, rows, columns, rounds)),
-        np.float64(context.number("epsilon", 0.0)),
+    launch = Launch(
+        SOURCE,
+        function + types(x.dtype),
+        (blocks, 1, 1),
+        (BLOCK_THREADS, 1, 1),
+        (
+            *(read(number) for number in range(len(context.inputs))),
+            write(0),
+            *(np.int64(size) for size in (matrices, rows, columns, rounds)),
+            np.float64(context.number("epsilon", 0.0)),
+        ),
     )
-    launch = Launch(SOURCE, function + types(x.dtype), (blocks, 1, 1), (BLOCK_THREADS, 1, 1), args)
     return same_calls(*((launch,) if blocks else ()))

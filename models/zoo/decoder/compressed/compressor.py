@@ -26,7 +26,7 @@ HIDDEN = -1e30
 
 
 class Summaries(NamedTuple):
-    """How keys are compressed.
+    """Keys to be compressed: their sizes, and what they are called.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ def compressed_keys(
     builder, config, x, layer
         As for any attention.
     how : Summaries
-        How the keys are compressed.
+        Their sizes.
     """
     values, logits = (_pairs(builder, config, x, how, part) for part in ("values", "logits"))
     labels = "b w d j! -> b w d j!"
@@ -69,55 +69,62 @@ def compressed_keys(
         builder, f"{how.name}.norm", keys, "b w d", kind="rms", epsilon=epsilon, frozen=how.frozen
     )
     attributes = {**rotary_attributes(config, layer), "step": how.ratio}
-    labels = "b w d! -> b w d!"
+    labels = "b t d! -> b t d!"  # positions are those of `t`
     return builder.apply("rotary", f"{how.name}.rotary", (keys,), labels, attributes=attributes)
 
 
 def _pairs(builder: GraphBuilder, config: DecoderConfig, x: str, how: Summaries, part: str) -> str:
     """Add what every key is made of, or weighed by [b w d j]."""
-    name, own = f"{how.name}.{part}", "z d" if how.overlapping else "d"
+    name, inner = f"{how.name}.{part}", "z d" if how.overlapping else "d"
     sizes = {"z": 2, "d": how.width} if how.overlapping else {"d": how.width}
-    labels, std = f"b t k, k {own} -> b t {own}", config.init_std
-    made = dense(builder, name, x, labels, sizes, std=std, bias=False, frozen=how.frozen)
-    batch, tokens, *rest = builder.tensors[made].shape
+    labels, std = f"b t k, k {inner} -> b t {inner}", config.init_std
+    features = dense(builder, name, x, labels, sizes, std=std, bias=False, frozen=how.frozen)
+    batch, tokens, *rest = builder.tensors[features].shape
     windows = tokens // how.ratio
     if tokens % how.ratio:
         full = ((batch, windows * how.ratio, *rest),)
-        labels, start = f"b t! {own} -> b u! {own}", {"start": 0}
-        made = builder.apply(
-            "narrow", f"{name}.full", (made,), labels, shapes=full, attributes=start
+        labels, start = f"b t! {inner} -> b u! {inner}", {"start": 0}
+        features = builder.apply(
+            "narrow", f"{name}.full", (features,), labels, shapes=full, attributes=start
         )
     apart = ((batch, windows, how.ratio, *rest),)
-    dims = f"b w r {own}"
-    labels = f"b (w r) {own} -> {dims}"
-    made = builder.apply("rearrange", f"{name}.apart", (made,), labels, shapes=apart)
+    dims = f"b w r {inner}"
+    labels = f"b (w r) {inner} -> {dims}"
+    features = builder.apply("rearrange", f"{name}.apart", (features,), labels, shapes=apart)
     if part == "logits":
         bias = builder.parameter(
-            f"{name}.bias", f"r {own}", apart[0][2:], init="zeros", decay=False, frozen=how.frozen
+            f"{name}.bias",
+            f"r {inner}",
+            apart[0][2:],
+            init="zeros",
+            decay=False,
+            frozen=how.frozen,
         )
-        made = builder.apply("add", f"{name}.biased", (made, bias), f"{dims}, r {own} -> {dims}")
+        features = builder.apply(
+            "add", f"{name}.biased", (features, bias), f"{dims}, r {inner} -> {dims}"
+        )
     if not how.overlapping:
-        return builder.apply("rearrange", f"{name}.pairs", (made,), f"{dims} -> b w d r")
-    return _overlapped(builder, how, name, made, hidden=part == "logits")
+        return builder.apply("rearrange", f"{name}.pairs", (features,), f"{dims} -> b w d r")
+    return _overlapped(builder, how, name, features, hidden=part == "logits")
 
 
 def _overlapped(
-    builder: GraphBuilder, how: Summaries, name: str, made: str, *, hidden: bool
+    builder: GraphBuilder, how: Summaries, name: str, features: str, *, hidden: bool
 ) -> str:
     """Add one series of the tokens before and the other of a key's own, side by side."""
-    batch, windows, ratio, _, width = builder.tensors[made].shape
+    batch, windows, ratio, _, width = builder.tensors[features].shape
     series, shape = [], (batch, windows, ratio, 1, width)
     for place, which in enumerate(("before", "own")):
         labels, start = "b w r z! d -> b w r y! d", {"start": place}
         series.append(
             builder.apply(
-                "narrow", f"{name}.{which}", (made,), labels, shapes=(shape,), attributes=start
+                "narrow", f"{name}.{which}", (features,), labels, shapes=(shape,), attributes=start
             )
         )
-    before, own = series
+    before, current = series
     if windows == 1:
         labels = "b w r y d -> b w (y d) r"
-        return builder.apply("rearrange", f"{name}.pairs", (own,), labels)
+        return builder.apply("rearrange", f"{name}.pairs", (current,), labels)
     labels, start = "b w! r y d -> b v! r y d", {"start": 0}
     shorter = ((batch, windows - 1, *shape[2:]),)
     before = builder.apply(
@@ -134,5 +141,5 @@ def _overlapped(
         before = builder.apply("add", f"{name}.hidden", (before, first), labels)
     labels = "b w r! y d, b w q! y d -> b w j! y d"
     both = ((batch, windows, 2 * ratio, 1, width),)
-    whole = builder.apply("concat", f"{name}.both", (before, own), labels, shapes=both)
-    return builder.apply("rearrange", f"{name}.pairs", (whole,), "b w j y d -> b w (y d) j")
+    pairs = builder.apply("concat", f"{name}.both", (before, current), labels, shapes=both)
+    return builder.apply("rearrange", f"{name}.pairs", (pairs,), "b w j y d -> b w (y d) j")

@@ -150,9 +150,9 @@ def _scaled(builder: GraphBuilder, name: str, x: str, dims: str, shape: tuple[in
     factor = builder.parameter(f"{name}.factor.weight", "z", (1,), init="ones", decay=False)
     factor = builder.apply("sum", f"{name}.factor", (factor,), "z -> ")
     x = builder.apply("mul", f"{name}.scaled", (x, factor), f"{dims}, () -> {dims}")
-    own = dims.removeprefix("b t ")
-    bias = builder.parameter(f"{name}.bias", own, shape, init="zeros", decay=False)
-    return builder.apply("add", f"{name}.logits", (x, bias), f"{dims}, {own} -> {dims}")
+    bias_dims = dims.removeprefix("b t ")
+    bias = builder.parameter(f"{name}.bias", bias_dims, shape, init="zeros", decay=False)
+    return builder.apply("add", f"{name}.logits", (x, bias), f"{dims}, {bias_dims} -> {dims}")
 
 
 def _above(builder: GraphBuilder, sizes: HyperConnections, name: str, x: str, dims: str) -> str:
