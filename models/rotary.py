@@ -2,7 +2,7 @@
 
 The `rotary` op's attributes decide: `base` and `dims`, and, where a model was stretched to longer
 sequences after its first training, `scaling` (linear, llama3 or yarn) with `factor` and what that
-way needs. Every backend takes its angles from here.
+way needs; and `step`, where positions are so far apart. Every backend takes its angles from here.
 
 Notes
 -----
@@ -28,7 +28,8 @@ def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
     attributes : mapping
         `base` and `dims` of a `rotary` op; optionally `scaling` with `factor` and, for llama3,
         `low_freq_factor`, `high_freq_factor` and `original_positions`, for yarn `beta_fast`,
-        `beta_slow`, `original_positions` and `truncate`.
+        `beta_slow`, `original_positions` and `truncate`; optionally `step`, the distance of a
+        position from the next one (1).
 
     Raises
     ------
@@ -42,15 +43,17 @@ def rotary_frequencies(attributes: Attributes) -> tuple[float, ...]:
     """
     base, dims = float(attributes["base"]), int(attributes["dims"])
     plain = [base ** (-2 * pair / dims) for pair in range(dims // 2)]
-    scaling = str(attributes.get("scaling", ""))
+    step, scaling = int(attributes.get("step", 1)), str(attributes.get("scaling", ""))
     if not scaling:
-        return tuple(plain)
+        return tuple(step * frequency for frequency in plain)
     if scaling not in SCALINGS:
         choices = ", ".join(SCALINGS)
         raise ModelError(f"there is no rotary scaling `{scaling}`; choose one of {choices}")
     unscaled_shares = SCALINGS[scaling](attributes, plain)
     factor = float(attributes["factor"])
-    return tuple(f * (k + (1 - k) / factor) for f, k in zip(plain, unscaled_shares, strict=True))
+    return tuple(
+        step * f * (k + (1 - k) / factor) for f, k in zip(plain, unscaled_shares, strict=True)
+    )
 
 
 def _linear(attributes: Attributes, plain: list[float]) -> list[float]:

@@ -66,6 +66,8 @@ PRICED_LIKE: dict[str, Like] = _table(
     _same("sparse_attention", Like("attention", 8.0)),
     _same("sparse_attention_grad", Like("attention_grad", 8.0)),
     _same("choose_keys", Like("matmul", 10.0)),
+    _same("seen_keys", Like("widen", 1.3)),
+    _same("sinkhorn sinkhorn_grad", Like("softmax", 8.0)),
     _same("attention_round", Like("attention")),
     _same("causal_conv1d causal_conv1d_grad_input causal_conv1d_grad_weight", Like("mul", 8.0)),
     # Time per FLOP of the kernels in C over that of a product of 2048 x 512 x 1024, one core.

@@ -77,6 +77,7 @@ from millrace.executor.kernels.rows.rms_norm import (
     rms_norm_grad_input,
     rms_norm_grad_weight,
 )
+from millrace.executor.kernels.rows.sinkhorn import sinkhorn, sinkhorn_grad
 from millrace.executor.kernels.rows.softmax import softmax, softmax_grad
 from millrace.executor.kernels.sequence.causal_convolution import (
     causal_conv1d,
@@ -152,6 +153,8 @@ KERNELS: dict[str, KernelFactory] = (
         "shift": shift,
         "shifted_sums": shifted_sums,
         "slice": slice_,
+        "sinkhorn": sinkhorn,
+        "sinkhorn_grad": sinkhorn_grad,
         "softmax": softmax,
         "softmax_grad": softmax_grad,
         "squared_sum": squared_sum,

@@ -44,6 +44,7 @@ RULES: dict[str, Rule] = {
     "shift": linear.shift,
     "softmax": linear.softmax,
     "state_space_scan": layer_gradients.recurrence,
+    "sinkhorn": layer_gradients.sinkhorn,
     "sparse_attention": layer_gradients.sparse_attention,
     "sum": linear.sum_,
     "swiglu": linear.swiglu,

@@ -113,13 +113,28 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
 
 
 def sparse_attention(tape: Tape, op: Op, dy: str) -> Gradients:
-    """Gradients of `sparse_attention` for what was chosen; the choice itself has no slope."""
+    """Gradients of `sparse_attention` for what was chosen; the choice itself has no slope.
+
+    Where an `attention_sink` follows, its outputs are read, as for `attention`.
+    """
     expression = parse(op.labels)
     inputs, outputs = expression.inputs, expression.outputs
     labels = write((*inputs, *outputs, outputs[0]), inputs[:3], expression.whole_labels)
-    read = (*op.inputs, *op.outputs, dy)
+    (sink,) = tape.readers(op.outputs[1]) or (op,)
+    read = (*op.inputs, *sink.outputs, dy)
     kind = "sparse_attention_grad"
     return *tape.emit(op, 0, kind, read, labels, suffix="grad_input"), None
+
+
+def sinkhorn(tape: Tape, op: Op, dy: str) -> Gradients:
+    """Gradient of `sinkhorn`, whose rounds are made again."""
+    expression = parse(op.labels)
+    labels = write(
+        (*expression.inputs, *expression.outputs), expression.inputs, expression.whole_labels
+    )
+    return tape.emit(
+        op, 0, "sinkhorn_grad", (op.inputs[0], dy), labels, attributes=dict(op.attributes)
+    )
 
 
 def attention_sink(tape: Tape, op: Op, dy: str) -> Gradients:

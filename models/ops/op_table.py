@@ -14,6 +14,7 @@ from millrace.models.ops import (
     pointwise_ops,
     recurrence_ops,
     sparse_ops,
+    stream_ops,
     structure_ops,
 )
 from millrace.models.ops.kind import Attributes, OpKind
@@ -28,6 +29,7 @@ OPS: dict[str, OpKind] = {
         layer_ops.ROWS,
         recurrence_ops.ROWS,
         sparse_ops.ROWS,
+        stream_ops.ROWS,
         expert_ops.ROWS,
     )
     for kind in rows

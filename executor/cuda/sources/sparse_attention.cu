@@ -33,9 +33,10 @@ __device__ inline int before(int* marks, bool flag, int* all) {
   return mine;
 }
 
-// The places of the `count` best of `seen` scores, equals by the lower place.
+// The places behind `behind` of the `count` best of `seen` scores, equals by the lower place.
 template <typename W>
-__device__ inline void choose_best(const W* scores, i64 seen, i64 count, int* marks, int* chosen) {
+__device__ inline void choose_best(const W* scores, i64 seen, i64 count, int* marks, int* chosen,
+                                   i64 behind) {
   u64 least = 0;  // rank of the last that is chosen, found bit by bit from the highest on
   for (int bit = 8 * sizeof(W) - 1; bit >= 0; bit--) {
     u64 with = least | 1ull << bit;
@@ -55,26 +56,47 @@ __device__ inline void choose_best(const W* scores, i64 seen, i64 count, int* ma
     take = (before(marks, equal, &all) < equals && equal) || take;
     equals -= all < equals ? all : equals;
     int place = before(marks, take, &all);
-    if (take) chosen[taken + place] = (int)key;
+    if (take) chosen[taken + place] = (int)(behind + key);
     taken += all;
+  }
+}
+
+// Places that follow from where a query is: -1 in front, the window's, and, where they are not more
+// than `room`, those of all keys that it sees, which lie behind `behind`. Returns how many these are.
+__device__ inline i64 place_seen(int* places, i64 at_token, i64 count, i64 keys, i64 window,
+                                 i64 stride, i64 behind) {
+  i64 room = count - window, near = smaller(window, at_token + 1);
+  i64 seen = smaller(keys, (at_token + 1) / stride);
+  i64 lacking = count - near - smaller(room, seen);
+  for (i64 at = threadIdx.x; at < lacking + near; at += blockDim.x) {
+    places[at] = at < lacking ? -1 : (int)(at_token + 1 - near + at - lacking);
+  }
+  for (i64 at = threadIdx.x; at < seen && seen <= room; at += blockDim.x) {
+    places[lacking + near + at] = (int)(behind + at);
+  }
+  return seen;
+}
+
+__global__ void seen_keys(int* chosen, i64 rows, i64 queries, i64 count, i64 first, i64 window,
+                          i64 stride, i64 behind) {
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    place_seen(chosen + row * count, first + row % queries, count, count - window, window, stride,
+               behind);
   }
 }
 
 template <typename T>
 __global__ void choose_keys(const T* query, const T* weights, const T* key, Wide<T>* scratch,
                             int* chosen, i64 rows, i64 queries, i64 keys, i64 heads, i64 features,
-                            i64 count, i64 first) {
+                            i64 count, i64 first, i64 window, i64 stride, i64 behind) {
   typedef Wide<T> W;
   __shared__ int marks[SPARSE_THREADS];
   W* scores = scratch + blockIdx.x * keys;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-    i64 seen = smaller(keys, first + row % queries + 1);
     int* places = chosen + row * count;
-    i64 lacking = larger((i64)0, count - seen);
-    for (i64 at = threadIdx.x; at < count; at += blockDim.x) {
-      if (at < lacking || seen <= count) places[at] = at < lacking ? -1 : (int)(at - lacking);
-    }
-    if (seen <= count) continue;  // alike for all threads
+    i64 room = count - window;
+    i64 seen = place_seen(places, first + row % queries, count, keys, window, stride, behind);
+    if (seen <= room) continue;  // alike for all threads
     for (i64 at = threadIdx.x; at < seen; at += blockDim.x) {
       const T* other = key + (row / queries * keys + at) * features;
       W sum = 0;
@@ -87,7 +109,7 @@ __global__ void choose_keys(const T* query, const T* weights, const T* key, Wide
       scores[at] = sum;
     }
     __syncthreads();
-    choose_best(scores, seen, count, marks, places);
+    choose_best(scores, seen, room, marks, places + window, behind);
     __syncthreads();  // the scores have been read
   }
 }

@@ -7,6 +7,7 @@ from millrace.executor.kernels.attention.rounds import attention_grad_round, att
 from millrace.executor.kernels.attention.sinks import attention_sink, attention_sink_grad
 from millrace.executor.kernels.attention.sparse import (
     choose_keys,
+    seen_keys,
     sparse_attention,
     sparse_attention_grad,
 )
@@ -20,6 +21,7 @@ ATTENTION: dict[str, KernelFactory] = {
     "attention_sink": attention_sink,
     "attention_sink_grad": attention_sink_grad,
     "choose_keys": choose_keys,
+    "seen_keys": seen_keys,
     "sparse_attention": sparse_attention,
     "sparse_attention_grad": sparse_attention_grad,
     "biased_attention": with_groups(biased_attention),

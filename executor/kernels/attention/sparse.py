@@ -17,11 +17,17 @@ BLOCK_ELEMENTS = 1 << 18
 """Elements of the largest scratch of a block, which in float32 stays in a core's L2."""
 
 
+SEEN = ("window", "stride", "tokens")
+"""Attributes of `seen_keys`."""
+
+
 def choose_keys(context: KernelContext) -> Kernel:
     """Kernel of the chosen keys' places, equals by the lower place, from (query, weights, key)."""
     samples, queries, heads, features = context.inputs[0].shape
     keys, first = context.inputs[2].shape[1], context.inputs[0].offsets[1]
-    count = context.outputs[0].shape[-1]
+    window, stride = int(context.number("window", 0)), int(context.number("stride", 1))
+    count = context.outputs[0].shape[-1] - window
+    behind = context.inputs[0].global_shape[1] if window else 0
 
     def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         query, weights, key = inputs
@@ -31,14 +37,38 @@ def choose_keys(context: KernelContext) -> Kernel:
             apart = products.reshape(-1, heads, keys)
             scores = np.matmul(weights[sample, rows, None], apart)[:, 0]
             places = first + np.arange(rows.start, rows.stop)
-            hidden = np.arange(keys) > places[:, None]
+            hidden = np.arange(keys) >= (places[:, None] + 1) // stride
             scores[hidden] = -np.inf
             order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-            order[np.take_along_axis(hidden, order, 1)] = -1
-            order.sort(axis=1)
-            outputs[0][sample, rows] = order
+            lacking = np.take_along_axis(hidden, order, 1)
+            order += behind
+            order[lacking] = -1
+            outputs[0][sample, rows] = _after_window(places, window, order)
 
     return kernel
+
+
+def seen_keys(context: KernelContext) -> Kernel:
+    """Kernel of the places of tokens in a window, and of all keys behind the tokens."""
+    (_, queries, count), first = context.outputs[0].shape, context.outputs[0].offsets[1]
+    window, stride, tokens = (int(context.number(name, 1)) for name in SEEN)
+    places = first + np.arange(queries)
+    keys = np.arange(count - window)
+    seen = np.where(keys < (places[:, None] + 1) // stride, tokens + keys, -1)
+    table = _after_window(places, window, seen)
+
+    def kernel(firing: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = table
+
+    return kernel
+
+
+def _after_window(places: Array, window: int, keys: Array) -> Array:
+    """Places of a window up to each query's and then those of `keys`, in order; -1 is none."""
+    near = places[:, None] - np.arange(window)
+    joined = np.concatenate([np.maximum(near, -1), keys], axis=1)
+    joined.sort(axis=1)
+    return joined
 
 
 def sparse_attention(context: KernelContext) -> Kernel:

@@ -9,6 +9,10 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 
 from millrace.models.importers.huggingface.activations import ACTIVATIONS
+from millrace.models.importers.huggingface.compression_features import (
+    compression_fields,
+    with_ratios,
+)
 from millrace.models.importers.huggingface.decoder_types import NULL, DecoderType
 from millrace.models.importers.huggingface.expert_features import expert_fields
 from millrace.models.importers.huggingface.hybrid_features import hybrid_fields, with_pattern
@@ -93,7 +97,7 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
     ModelError
         A value has the wrong type, is out of range or asks for something not supported.
     """
-    keys = with_pattern(_declared(keys, row))
+    keys = with_ratios(with_pattern(_declared(keys, row)))
     positions = keys.integer("max_position_embeddings")
     fields = _sizes(keys) | _flags(keys, FLAGS | row.flags) | _scales(keys)
     windows = window_fields(keys, row)
@@ -114,7 +118,7 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= _laguna_gates(keys)
     if "multi_query" in keys.values:
         fields |= _shared_keys(keys)
-    fields |= hybrid_fields(keys)
+    fields |= hybrid_fields(keys) | compression_fields(keys)
     switched_off = {field for key, field in SWITCHES.items() if not keys.flag(key, True)}
     fields |= {name: value for name, value in row.fields.items() if name not in switched_off}
     if row.positions == "sinusoids":
@@ -139,10 +143,9 @@ def further_tokens(keys: Keys) -> tuple[str, ...]:
         Those of the whole configuration.
     """
     modules = keys.integer("num_nextn_predict_layers", 0, least=0, most=LAYERS_MAX, null=0)
-    note = (
-        f"num_nextn_predict_layers is {modules}: planned without, as transformers builds it; "
-        f"--mtp-layers {modules} plans them"
-    )
+    note = f"num_nextn_predict_layers is {modules}: planned without, as transformers builds it"
+    if "hc_mult" not in keys.values:  # modules behind several streams are not expressible
+        note = f"{note}; --mtp-layers {modules} plans them"
     return (note,) if modules else ()
 
 
@@ -199,6 +202,8 @@ def _head_dim(keys: Keys) -> int:
 
 
 def _feed_forward_width(keys: Keys, hidden: int) -> int:
+    if "hc_mult" in keys.values:  # DeepSeek-V4, all of whose layers have experts
+        return 0
     if "expansion_ratio" in keys.values:
         return keys.integer("expansion_ratio", most=64) * hidden
     if "intermediate_size_mlp" in keys.values:

@@ -18,6 +18,11 @@ def approximations(spec: ModelSpec, config: DecoderConfig) -> tuple[str, ...]:
 def _clauses(spec: ModelSpec, config: DecoderConfig) -> Iterator[str]:
     if config.value_norm:
         yield "a factor on what every layer hands on, which is one before training, is left out"
+    if config.hash_layers:
+        yield (
+            f"experts of {len(config.hash_layers)} layers, which a table chooses by token, are "
+            f"chosen by their scores"
+        )
     if config.chunk and config.chunk < spec.seq_len:
         yield (
             f"attention within chunks of {config.chunk:,} tokens is planned as a window of "

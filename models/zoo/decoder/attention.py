@@ -77,7 +77,13 @@ def _finished(
 
 
 def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
-    """Attributes of the `rotary` ops of this layer."""
+    """Attributes of the `rotary` ops of a layer.
+
+    Parameters
+    ----------
+    config, layer
+        As for any part.
+    """
     short = config.window_rope_base > 0 and layer not in config.full_layers
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,
@@ -131,6 +137,19 @@ def mix(
         f"-> b t {query_heads} u!, b t {query_heads}"
     )
     mixed = builder.apply("attention", "attn.core", operands, labels, attributes=attributes)
+    return with_sinks(builder, config, mixed, query_heads)
+
+
+def with_sinks(builder: GraphBuilder, config: DecoderConfig, mixed: str, query_heads: str) -> str:
+    """Add a score for every head that no key has, where the model has them.
+
+    Parameters
+    ----------
+    builder, config
+        As for any part.
+    mixed, query_heads : str
+        Output of an attention, and the labels of its heads.
+    """
     if not config.sinks:
         return mixed
     shape = builder.tensors[mixed].shape[2:-1]

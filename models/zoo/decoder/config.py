@@ -9,7 +9,7 @@ from millrace.models.errors import ModelError
 from millrace.models.ops.pointwise_ops import ACTIVATIONS
 from millrace.models.rotary import SCALINGS
 from millrace.models.spec import ModelSpec
-from millrace.models.zoo.decoder.part_sizes import LayerInputs
+from millrace.models.zoo.decoder.part_sizes import Compression, HyperConnections, LayerInputs
 from millrace.models.zoo.decoder.recurrent_sizes import (
     ATTENTION,
     BOTH,
@@ -32,7 +32,7 @@ QUERY_NORMS = ("", "rms", "layer", "scale", "unscaled")
 GATES = ("", "sigmoid", "softplus")
 RELU2, XIELU = "relu2", "xielu"
 FEED_FORWARD_ACTIVATIONS = (*ACTIVATIONS, RELU2, XIELU)
-ROUTERS = ("softmax", "sigmoid")
+ROUTERS = ("softmax", "sigmoid", "sqrt_softplus")
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,9 +111,10 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         chunks; Llama 4).
     sinks : bool
         Every head has a learned score that no key has (gpt-oss).
-    gate_cap, gate_slope : float
-        Gates and what they open are cut off at the one (0: not), and gates are sigmoids of the
-        other times what is left (`clamped_swiglu` of the op table; gpt-oss).
+    gate_cap, gate_slope, gate_shift : float
+        Gates and what they open are cut off at the first (0: not), gates are sigmoids of the second
+        times what is left, the third is added to what they open (`clamped_swiglu` of the op table;
+        gpt-oss).
     score_cap : float
         Scores are capped like logits (0: not; Gemma 2).
     tempered_from, tempered_scale, tempered_always
@@ -142,6 +143,10 @@ rope_slow, rope_truncate
     state_space, delta_net, conv_taps
         Sizes of such layers, where the pattern has them; tokens that a gated short convolution
         sees (0: there is none).
+    compression, connections
+        Sizes of attention to keys that stand for several tokens each, behind a window, chosen by
+        an indexer or not; and of several residual streams, mixed before and behind every part
+        (DeepSeek-V4).
     layer_inputs
         Sizes of a vector of every token that a layer has of its own (Gemma 3n, Gemma 4).
     attention_post_norms : bool
@@ -167,14 +172,16 @@ rope_slow, rope_truncate
         A feed-forward part stands beside the experts, each behind a norm and before one of its own;
         the router has a norm of the stream of its own as well, and every expert a learned factor
         for the weights it is given (Gemma 4).
+    hash_layers : tuple of int
+        Layers whose experts a table chooses by token in the published model, here by their scores.
     dense_layers : tuple of int
         Layers that have one feed-forward part in place of experts.
     router_correction : bool
         Every expert has a number that is added to its score where experts are chosen; the loss
         does not train it.
     router, router_groups, kept_groups, normalize_weights, weight_scale
-        Scores by "softmax" or "sigmoid"; experts are chosen from the best groups only; the chosen
-        weights are made to sum to one; then multiplied.
+        Scores by "softmax", "sigmoid" or "sqrt_softplus" (the root of softplus); experts are chosen
+        from the best groups only; the chosen weights are made to sum to one; then multiplied.
     capacity_factor : float
         Places of an expert for a sample, in multiples of an even share (0: as many as tokens, so
         that none is dropped).
@@ -240,6 +247,7 @@ rope_slow, rope_truncate
     tempered_always: bool = False
     gate_cap: float = 0.0
     gate_slope: float = 1.702
+    gate_shift: float = 1.0
     rotary_dims: int = 0
     rope_base: float = 10000.0
     rope_interleaved: bool = False
@@ -264,6 +272,8 @@ rope_slow, rope_truncate
     delta_net: DeltaNet | None = None
     conv_taps: int = 0
     layer_inputs: LayerInputs | None = None
+    compression: Compression | None = None
+    connections: HyperConnections | None = None
     attention_post_norms: bool = False
     index_topk: int = 0
     index_heads: int = 0
@@ -282,6 +292,7 @@ rope_slow, rope_truncate
     router_bias: bool = False
     weigh_inputs: bool = False
     dense_beside: bool = False
+    hash_layers: tuple[int, ...] = ()
     dense_layers: tuple[int, ...] = ()
     router_correction: bool = False
     router: str = "softmax"
@@ -407,7 +418,7 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     _one_of(name, "qk_norm", config.qk_norm, QUERY_NORMS)
     _one_of(name, "attention_gate", config.attention_gate, GATES)
     _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
-    for field in ("full_layers", "dense_layers", "unturned_layers"):
+    for field in ("full_layers", "dense_layers", "unturned_layers", "hash_layers"):
         for layer in getattr(config, field):
             if not 0 <= layer < config.layers:
                 raise ModelError(
@@ -423,6 +434,8 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     _check_attention(name, config)
     _check_pattern(name, config)
     _check_reuse(name, config)
+    _check_compression(name, spec.seq_len, config)
+    _check_connections(name, config)
     has_dense = any(config.has_dense(layer) for layer in range(config.layers))
     if has_dense and config.ffn_hidden < 1:
         raise ModelError(f"{name}: `ffn_hidden` is {config.ffn_hidden}, below 1")
@@ -510,9 +523,10 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
             f"{name}: `rotary_dims` is {config.rotary_dims}; latent attention turns some of the "
             f"{config.head_dim} features of a head and keeps others"
         )
-    if not config.kv_lora and (config.q_lora or config.value_dim not in (0, config.head_dim)):
+    plain = not (config.kv_lora or config.compression)
+    if plain and (config.q_lora or config.value_dim not in (0, config.head_dim)):
         raise ModelError(f"{name}: `q_lora` and `value_dim` belong to latent attention (`kv_lora`)")
-    if config.index_topk and not (config.kv_lora and config.q_lora):
+    if (config.index_topk and plain) or (config.index_topk and not config.q_lora):
         raise ModelError(
             f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"
         )
@@ -520,6 +534,46 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
         raise ModelError(
             f"{name}: an indexer needs `index_heads` from 1 and `index_dim` from rotary_dims "
             f"({config.rotary_dims}) on, they are {config.index_heads} and {config.index_dim}"
+        )
+
+
+def _check_compression(name: str, seq_len: int, config: DecoderConfig) -> None:
+    sizes = config.compression
+    if sizes is None:
+        return
+    where = f"{name}: `compression`"
+    if len(sizes.ratios) != config.layers or min(sizes.ratios) < 0:
+        raise ModelError(f"{where}: `ratios` are to be one for each of {config.layers} layers")
+    if max(sizes.ratios) > seq_len:
+        raise ModelError(
+            f"{where}: a key stands for {max(sizes.ratios)} tokens; use longer sequences than "
+            f"{seq_len} tokens"
+        )
+    full = tuple(layer for layer, ratio in enumerate(sizes.ratios) if ratio)
+    if config.full_layers != full or config.window < 1:
+        raise ModelError(f"{where} needs a `window`, and its layers as `full_layers`")
+    if config.pattern or config.kv_lora or config.mtp_layers or config.q_lora < 1:
+        raise ModelError(f"{where} needs `q_lora`, and no `pattern`, `kv_lora` and `mtp_layers`")
+    if sizes.sparse_ratio in sizes.ratios and not config.index_topk:
+        raise ModelError(f"{where}: layers of ratio {sizes.sparse_ratio} need `index_topk`")
+    if config.heads % max(sizes.out_groups, 1) or min(sizes.out_groups, sizes.out_rank) < 1:
+        raise ModelError(
+            f"{where}: `out_groups` is {sizes.out_groups}, `out_rank` {sizes.out_rank}; use a "
+            f"divisor of heads ({config.heads}) and 1 or more"
+        )
+
+
+def _check_connections(name: str, config: DecoderConfig) -> None:
+    sizes = config.connections
+    if sizes is None:
+        return
+    if sizes.streams < 1 or sizes.rounds < 1 or sizes.epsilon < 0:
+        raise ModelError(f"{name}: `connections` has a size below 1: {sizes}")
+    others = (config.parallel, config.bare_layers, config.mtp_layers, config.layer_inputs)
+    if any(others) or config.post_norms or config.sum_norms or config.dense_beside:
+        raise ModelError(
+            f"{name}: `connections` are for layers of two parts behind a norm each, without "
+            f"`mtp_layers` and `layer_inputs`"
         )
 
 

@@ -14,7 +14,7 @@ from millrace.models.zoo.decoder.head import Streams, add_head, add_modules
 from millrace.models.zoo.decoder.layer import add_layer, scaled, stream_norm
 from millrace.models.zoo.decoder.names import ALIASES, MODELS
 from millrace.models.zoo.decoder.recurrent_sizes import KINDS
-from millrace.models.zoo.decoder.residual import shared_norm
+from millrace.models.zoo.decoder.residual import shared_norm, spread
 from millrace.models.zoo.family import Family
 
 
@@ -55,7 +55,9 @@ def _template(config: DecoderConfig, layer: int) -> str:
         parts.append(KINDS[config.letter(layer)])
     if config.experts and not config.bare_layers:
         parts.append("experts" if config.has_experts(layer) else "dense")
-    if config.full_layers:
+    if config.compression is not None:
+        parts.append(f"ratio{config.compression.ratios[layer]}")
+    elif config.full_layers:
         parts.append("full" if layer in config.full_layers else "window")
     if config.reusing_layers:
         parts.append("reusing" if config.reuses(layer) else "own")
@@ -80,7 +82,9 @@ def _embedding(builder: GraphBuilder, config: DecoderConfig, seq_len: int) -> tu
         x = _with_positions(builder, config, x, seq_len)
     if config.sinusoid_base:
         x = _with_sinusoids(builder, config, x, seq_len)
-    return stream_norm(builder, config, "ln", x) if config.embedding_norm else x, table
+    if config.embedding_norm:
+        x = stream_norm(builder, config, "ln", x)
+    return spread(builder, config, x), table
 
 
 def _with_positions(builder: GraphBuilder, config: DecoderConfig, x: str, seq_len: int) -> str:

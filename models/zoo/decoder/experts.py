@@ -125,7 +125,11 @@ def _scores(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
         std=config.init_std,
         bias=config.router_bias,
     )
-    labels = {"softmax": "b t n! -> b t n!", "sigmoid": "b t n -> b t n"}[config.router]
+    labels = "b t n -> b t n"
+    if config.router == "sqrt_softplus":
+        positive = builder.apply("softplus", "experts.softplus", (logits,), labels)
+        return builder.apply("sqrt", "experts.scores", (positive,), labels)
+    labels = "b t n! -> b t n!" if config.router == "softmax" else labels
     return builder.apply(config.router, "experts.scores", (logits,), labels)
 
 
@@ -205,7 +209,7 @@ def _balance(builder: GraphBuilder, config: DecoderConfig, scores: str, expert: 
     load = builder.apply(
         "expert_load", "experts.load", (expert,), "b t! k! -> b n!", shapes=(shape,)
     )
-    if config.router == "sigmoid":
+    if config.router != "softmax":
         scores = _normalized(builder, "experts.shares", scores, "n")
     uneven = builder.apply("mul", "experts.uneven", (scores, load), "b t n, b n -> b t")
     total = builder.apply("sum", "experts.balance.sum", (uneven,), "b t -> ")

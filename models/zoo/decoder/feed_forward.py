@@ -52,7 +52,8 @@ def _activated(
         return pointwise(builder, config, f"{name}.active", wide[0], dims)
     labels = f"{dims}, {dims} -> {dims}"
     if config.gate_cap:
-        attributes = {"cap": config.gate_cap, "slope": config.gate_slope, "shift": 1.0}
+        attributes = {"cap": config.gate_cap, "slope": config.gate_slope}
+        attributes["shift"] = config.gate_shift
         name = f"{name}.active"
         return builder.apply("clamped_swiglu", name, wide, labels, attributes=attributes)
     if config.activation == "silu":

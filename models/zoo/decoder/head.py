@@ -19,6 +19,7 @@ from millrace.models.builder import GraphBuilder, dense
 from millrace.models.spec import ahead
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.layer import add_layer, final_norm, scaled, stream_norm
+from millrace.models.zoo.decoder.residual import collapse
 
 
 class Streams(NamedTuple):
@@ -66,6 +67,7 @@ def add_head(builder: GraphBuilder, config: DecoderConfig, streams: Streams, tab
     """Add the last block: logits and losses of all streams, and the number of targets."""
     builder.begin_block("head")
     x, *further = streams.names
+    x = collapse(builder, config, "streams", x)
     normed = final_norm(builder, config, "ln", x)
     shape = builder.tensors[x].shape[:2]
     targets = builder.input("targets", "b t", shape, source="targets", values=config.vocab)

@@ -5,10 +5,12 @@ Shape legend: b batch, t sequence, d n hidden.
 
 from millrace.models.builder import GraphBuilder
 from millrace.models.zoo.decoder.attention import attention
+from millrace.models.zoo.decoder.compressed import compressed_attention
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.experts import experts
 from millrace.models.zoo.decoder.feed_forward import feed_forward
 from millrace.models.zoo.decoder.latent_attention import latent_attention
+from millrace.models.zoo.decoder.part_sizes import HyperConnections
 from millrace.models.zoo.decoder.recurrent import (
     delta_net,
     kimi_delta,
@@ -22,7 +24,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     SHORT_CONVOLUTION,
     STATE_SPACE,
 )
-from millrace.models.zoo.decoder.residual import add_layer_input
+from millrace.models.zoo.decoder.residual import add_layer_input, connect, joined
 from millrace.models.zoo.norms import add_norm
 
 RECURRENT = {
@@ -39,6 +41,8 @@ def add_layer(
     """Add one layer; return the stream behind it and the balance loss of its experts, if any."""
     if config.is_bare(layer):
         return _bare_layer(builder, config, x, layer)
+    if config.connections is not None:
+        return _connected_layer(builder, config, config.connections, x, layer)
     first = _pre_norm(builder, config, "ln1", x, layer)
     mixed = _addend(builder, config, "attn", _mixed(builder, config, first, layer), layer)
     if not config.parallel:
@@ -51,6 +55,19 @@ def add_layer(
         return builder.apply("add", "residual", (x, mixed, mlp_output), labels), balance
     x = _summed(builder, config, "mlp", "ln2", (x, mlp_output))
     return add_layer_input(builder, config, x, layer), balance
+
+
+def _connected_layer(
+    builder: GraphBuilder, config: DecoderConfig, sizes: HyperConnections, x: str, layer: int
+) -> tuple[str, str | None]:
+    """Add parts which each read a mixture of several streams, and go into all of them."""
+    read, mixture = connect(builder, config, sizes, "attn.streams", x)
+    normed = _pre_norm(builder, config, "ln1", read, layer)
+    x = joined(builder, "attn.streams", mixture, _mixed(builder, config, normed, layer))
+    read, mixture = connect(builder, config, sizes, "mlp.streams", x)
+    normed = _pre_norm(builder, config, "ln2", read, layer)
+    output, balance = _fed_forward(builder, config, normed, layer, read)
+    return joined(builder, "mlp.streams", mixture, output), balance
 
 
 def _bare_layer(
@@ -68,6 +85,8 @@ def _bare_layer(
 
 def _mixed(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add what mixes the tokens of a layer."""
+    if config.compression is not None:
+        return compressed_attention(builder, config, config.compression, x, layer)
     attend = latent_attention if config.kv_lora else attention
     if config.letter(layer) == BOTH:
         parts = attend(builder, config, x, layer), state_space(builder, config, x, layer)

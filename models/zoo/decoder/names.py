@@ -3,10 +3,10 @@
 from millrace.models.spec import Config
 from millrace.models.zoo.decoder.hybrid_sizes import HYBRIDS
 from millrace.models.zoo.decoder.mixture_sizes import MIXTURES
-from millrace.models.zoo.decoder.releases import GEMMA4
+from millrace.models.zoo.decoder.releases import DEEPSEEK4, GEMMA4
 from millrace.models.zoo.decoder.sizes import PLAIN
 
-MODELS: dict[str, Config] = {**PLAIN, **MIXTURES, **HYBRIDS, **GEMMA4}
+MODELS: dict[str, Config] = {**PLAIN, **MIXTURES, **HYBRIDS, **GEMMA4, **DEEPSEEK4}
 
 ALIASES = {
     "llama-2-7b": "llama2-7b",

@@ -51,4 +51,13 @@ EXAMPLES = (
         kind="softmax_grad", labels="b t n!, b t n! -> b t n!",
         derive=lambda y, dy: (softmax(y), dy),
     ),
+    *(
+        Example(
+            kind=kind, labels=f"{form} -> b t i! j!", attributes={"rounds": 4, "epsilon": 1e-3},
+            derive=lambda x, *dy: (1 / (1 + np.exp(-x)), *dy),
+        )
+        for kind, form in (
+            ("sinkhorn", "b t i! j!"), ("sinkhorn_grad", "b t i! j!, b t i! j!")
+        )
+    ),
 )  # fmt: skip

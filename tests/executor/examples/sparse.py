@@ -35,6 +35,15 @@ def _examples() -> Iterator[Example]:
             sizes=sizes | {"i": 3, "e": 5},
         )  # fmt: skip
         yield Example(
+            kind="choose_keys", labels="b t i! e!, b t i!, b s! e! -> b t c!",
+            sizes={"u": 6, "t": 70, "s": 17, "c": 12, "b": 2, "i": 3, "e": 5},
+            attributes={"window": 5, "stride": 4},
+        )  # fmt: skip
+        yield Example(
+            kind="seen_keys", labels="-> b t c!", sizes={"t": 70, "c": 22, "b": 2},
+            attributes={"window": 5, "stride": 4, "tokens": 70},
+        )  # fmt: skip
+        yield Example(
             kind="sparse_attention", labels=f"{GIVEN} -> {OUT}", attributes=SCALE, ids=(3,),
             ids_below="s", derive=of_order, sizes=sizes,
         )  # fmt: skip

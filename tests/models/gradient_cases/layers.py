@@ -94,6 +94,47 @@ def chosen_for(builder: GraphBuilder, x: str) -> str:
     return dense(builder, "back", mixed, "b t h u, h u k -> b t k", {"k": K}, std=1.0)
 
 
+def summarised(builder: GraphBuilder, x: str) -> str:
+    """Attention to a window and to keys that stand for two tokens, with sinks."""
+    query = dense(builder, "of", x, "b t k, k h d -> b t h d", {"h": HEADS, "d": QUERY}, std=1.0)
+    key = dense(builder, "key", x, "b t k, k d -> b t d", {"d": QUERY}, std=1.0)
+    pairs = T // 2
+    even = builder.apply(
+        "narrow", "even", (key,), "b t! d -> b u! d", shapes=((B, 2 * pairs, QUERY),),
+        attributes={"start": 0},
+    )  # fmt: skip
+    labels, shapes = "b (w r) d -> b w r d", ((B, pairs, 2, QUERY),)
+    apart = builder.apply("rearrange", "pairs", (even,), labels, shapes=shapes)
+    sums = builder.apply("sum", "sums", (apart,), "b w r d -> b w d")
+    labels, shapes = "b t! d, b w! d -> b s! d", ((B, T + pairs, QUERY),)
+    keys = builder.apply("concat", "keys", (key, sums), labels, shapes=shapes)
+    attributes = {"window": 2, "stride": 2, "tokens": T}
+    (seen,) = builder.emit(
+        "seen_keys", builder.full_name("seen"), (), "-> b t c!", shapes=((B, T, 2 + pairs),),
+        dtype="int32", attributes=attributes,
+    )  # fmt: skip
+    labels = "b t h d!, b s! d!, b s! u!, b t c! -> b t h u!, b t h"
+    read = (query, keys, keys, seen)
+    mixed = builder.apply("sparse_attention", "core", read, labels, attributes=SCALE)
+    sinks = builder.parameter("sinks", "h", (HEADS,), std=1.0)
+    labels = "b t h u, b t h, h -> b t h u, b t h"
+    mixed = builder.apply("attention_sink", "sunk", (mixed, f"{mixed}.logsumexp", sinks), labels)
+    return dense(builder, "back", mixed, "b t h u, h u k -> b t k", {"k": K}, std=1.0)
+
+
+def balanced(builder: GraphBuilder, x: str) -> str:
+    """Streams mixed by doubly stochastic matrices."""
+    sizes = {"m": 2, "n": 2}
+    logits = dense(builder, "of", x, "b t k, k m n -> b t m n", sizes, std=1.0)
+    dims = "b t m! n!"
+    positive = builder.apply("softmax", "positive", (logits,), "b t m n! -> b t m n!")
+    attributes = {"rounds": 3, "epsilon": 1e-3}
+    mixing = builder.apply(
+        "sinkhorn", "mixing", (positive,), f"{dims} -> {dims}", attributes=attributes
+    )
+    return dense(builder, "back", mixing, "b t m n, m n k -> b t k", {"k": K}, std=1.0)
+
+
 def attended_elsewhere(builder: GraphBuilder, x: str) -> str:
     """Attention to fewer keys than queries, from other features."""
     memory = builder.apply(
@@ -227,6 +268,8 @@ CASES: dict[str, Body] = {
     "attention, elsewhere": attended_elsewhere,
     "attention, sinks": sunk,
     "sparse_attention": chosen_for,
+    "sparse_attention, summaries": summarised,
+    "sinkhorn": balanced,
     "biased_attention": partial(biased, {}),
     "biased_attention, relative_bias": partial(biased, {"bidirectional": True, "max_distance": 5}),
     "relative_bias, backward only": partial(biased, {"bidirectional": False, "max_distance": 5}),

@@ -66,7 +66,7 @@ def run(graph: Graph, given: Mapping[str, Array]) -> dict[str, Array]:
     for op in graph.ops:
         if op.kind in UPDATES:
             continue
-        if not op.inputs:
+        if not op.inputs and op.kind != "seen_keys":
             name = op.outputs[0]
             values[name] = given[name] if op.kind in GIVEN else _filled(op, tensors[name])
             continue

@@ -35,6 +35,27 @@ def softmax_grad(call: Call, y: Array, dy: Array) -> Array:
     return y * (dy - (y * dy).sum(-1, keepdims=True))
 
 
+def _rounds(call: Call, x: Array) -> list[tuple[int, Array, Array]]:
+    """Axis, sums and matrices of every step of Sinkhorn's rounds."""
+    steps = []
+    for step in range(2 * call.attributes["rounds"] - 1):
+        axis = -1 if step % 2 else -2
+        sums = x.sum(axis, keepdims=True) + call.attributes["epsilon"]
+        x = x / sums
+        steps.append((axis, sums, x))
+    return steps
+
+
+def sinkhorn(call: Call, x: Array) -> Array:
+    return _rounds(call, x)[-1][2]
+
+
+def sinkhorn_grad(call: Call, x: Array, dy: Array) -> Array:
+    for axis, sums, shares in reversed(_rounds(call, x)):
+        dy = (dy - (dy * shares).sum(axis, keepdims=True)) / sums
+    return dy
+
+
 def _picked(logits: Array, targets: Array) -> Array:
     return np.asarray(targets[..., None] == np.arange(logits.shape[-1]))
 
@@ -106,6 +127,8 @@ PRODUCTS: dict[str, Definition] = {
     "add": add,
     "scale": scale,
     "shift": shift,
+    "sinkhorn": sinkhorn,
+    "sinkhorn_grad": sinkhorn_grad,
     "softmax": softmax,
     "softmax_grad": softmax_grad,
     "cross_entropy": cross_entropy,

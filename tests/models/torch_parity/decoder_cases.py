@@ -118,6 +118,35 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 
+RATES = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3}
+COMPRESSED = LLAMA | {
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "partial_rotary_factor": 0.5,
+    "num_hidden_layers": 3,
+    "layer_types": [
+        "sliding_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": RATES,
+    "mlp_layer_types": ["moe"] * 3,
+    "sliding_window": 4,
+    "q_lora_rank": 10,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 4,
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "swiglu_limit": 0.5,
+    "index_topk": 2,
+    "index_n_heads": 8,
+    "index_head_dim": 6,
+    "rope_parameters": YARN,
+}
+
 FULL = "full_attention"
 WINDOWS: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -270,6 +299,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_moe_dsa": (
         "glm_moe_dsa",
         DEEPSEEK | SPARSE | {"mlp_layer_types": ["dense", "sparse", "dense"]},
+    ),
+    "deepseek_v4": ("deepseek_v4", COMPRESSED),
+    "deepseek_v4, all keys": (
+        "deepseek_v4",
+        COMPRESSED
+        | {"index_topk": 64, "num_hidden_layers": 2, "mlp_layer_types": ["moe"] * 2}
+        | {"layer_types": ["compressed_sparse_attention"] * 2, "scoring_func": "sigmoid"}
+        | {"compress_rates": RATES | {"compressed_sparse_attention": 6}},
     ),
     "deepseek_v2": ("deepseek_v2", DEEPSEEK | {"routed_scaling_factor": 1.5}),
     "afmoe": (

@@ -36,7 +36,8 @@ def translated(named: Mapping[str, Array], config: Any, graph: Graph) -> dict[st
             kind = "bias"
         part = part.removeprefix("attn.attention.")
         for ours, array in RULES[part](value, config).items():
-            full = f"{block}{ours}" if "alpha" in ours else f"{block}{ours}.{kind}"
+            whole_name = "alpha" in ours or ours.endswith(".bias")
+            full = f"{block}{ours}" if whole_name else f"{block}{ours}.{kind}"
             variables[full] = np.ascontiguousarray(array).reshape(graph.tensor(full).shape)
     return variables
 
@@ -204,11 +205,51 @@ def halves_swapped(value: Array, config: Any) -> Array:
 def turned_first(value: Array, config: Any) -> Parts:
     """[(h d), k] with the features that turn behind the others; with us they come first."""
     value = turning_gathered(halves_swapped(value, config), config)
+    if config.model_type == "deepseek_v4":
+        return {"attn.q": turned_to_front(value, config, config.head_dim).T}
     if not hasattr(config, "qk_nope_head_dim"):
         return {"attn.q": value.T}
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
     plain, turned = np.split(heads, [config.qk_nope_head_dim], axis=1)
     return {"attn.q": np.concatenate([turned, plain], axis=1).reshape(value.shape).T}
+
+
+def turned_to_front(value: Array, config: Any, size: int) -> Array:
+    """[(h d), ...] with the last features of every `size`, which turn, in front of the others."""
+    heads = value.reshape(-1, size, *value.shape[1:])
+    plain, turned = np.split(heads, [size - config.qk_rope_head_dim], axis=1)
+    return np.concatenate([turned, plain], axis=1).reshape(value.shape)
+
+
+def of_keys(ours: str, *, indexer: bool = False) -> Rule:
+    """Parameters of DeepSeek-V4's keys: [d], [(z d), k], or [r, (z d)] of positions in a key."""
+
+    def rule(value: Array, config: Any) -> Parts:
+        size = config.index_head_dim if indexer else config.head_dim
+        rows = value.T if ours.endswith("logits.bias") else value
+        front = turned_to_front(rows, config, size)
+        return {ours: front if front.ndim == 1 else front.T}
+
+    return rule
+
+
+def grouped_out(value: Array, config: Any) -> Parts:
+    """[(g r), (h d)]: every group's heads by themselves."""
+    rows = value.reshape(config.o_groups, config.o_lora_rank, -1).transpose(0, 2, 1)
+    flat = turned_to_front(rows.reshape(-1, rows.shape[-1]), config, config.head_dim)
+    return {"attn.out.narrow": flat}
+
+
+def of_streams(ours: str, last: str = "") -> Rule:
+    """Numbers for what is read of streams, for a part's output, and for the streams mixed."""
+
+    def rule(value: Array, config: Any) -> Parts:
+        ends = (1, 2) if last else (config.hc_mult, 2 * config.hc_mult)
+        pieces = np.split(value, ends)
+        names = ("read", "output", "mixing")
+        return {f"{ours}.{name}{last or '.bias'}": p for name, p in zip(names, pieces, strict=True)}
+
+    return rule
 
 
 def latent_and_shared(value: Array, config: Any) -> Parts:
@@ -316,6 +357,35 @@ RULES: dict[str, Rule] = {
     "mlp.ffn_sub_norm": same("mlp.norm"),
     "self_attn.q_a_proj": linear("attn.q.latent"),
     "self_attn.q_a_layernorm": same("attn.q.latent.norm"),
+    "self_attn.q_a_norm": same("attn.q.latent.norm"),
+    "self_attn.kv_proj": of_keys("attn.k"),
+    "self_attn.kv_norm": of_keys("attn.k.norm"),
+    "self_attn.o_a_proj": grouped_out,
+    "self_attn.o_b_proj": linear("attn.out"),
+    **{
+        f"self_attn.compressor.{which}{name}": of_keys(f"attn.{ours}", indexer=bool(which))
+        for which, part in (("", "summary"), ("indexer.", "index.summary"))
+        for name, ours in (
+            ("kv_proj", f"{part}.values"),
+            ("gate_proj", f"{part}.logits"),
+            ("position_bias", f"{part}.logits.bias"),
+            ("kv_norm", f"{part}.norm"),
+        )
+    },
+    "self_attn.compressor.indexer.q_b_proj": of_keys("attn.index.q", indexer=True),
+    "self_attn.compressor.indexer.scorer.weights_proj": linear("attn.index.weights"),
+    **{
+        f"{part}_hc.{name}": rule
+        for part, ours in (("attn", "attn.streams"), ("ffn", "mlp.streams"))
+        for name, rule in (
+            ("fn", linear(ours)),
+            ("base", of_streams(ours)),
+            ("scale", of_streams(ours, ".factor")),
+        )
+    },
+    "model.hc_head.hc_fn": linear("head.streams"),
+    "model.hc_head.hc_base": same("head.streams.bias"),
+    "model.hc_head.hc_scale": same("head.streams.factor"),
     "self_attn.kv_a_proj_with_mqa": latent_and_shared,
     "self_attn.kv_a_layernorm": same("attn.kv.latent.norm"),
     "self_attn.kv_b_proj": keys_and_values,

@@ -249,6 +249,25 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         )
         for name in ("deepseek_v32", "glm_moe_dsa")
     },
+    "deepseek_v4": sizes(
+        CHOSEN | {"q_lora_rank": st.integers(1, 9), "o_lora_rank": st.integers(1, 9)},
+        moe_intermediate_size=st.integers(1, 9),
+        hc_mult=st.integers(1, 5),
+        index_n_heads=st.integers(1, 5),
+        num_hash_layers=st.integers(0, 3),
+        compress_ratios=st.lists(st.sampled_from([0, 4, 128]), min_size=4, max_size=4),
+    ).map(
+        lambda values: {
+            **values,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "index_head_dim": 6,
+            "o_groups": 1,
+            "qk_rope_head_dim": 4,
+            "n_routed_experts": 5,
+            "max_position_embeddings": 130,
+        }
+    ),
     "gpt2": st.fixed_dictionaries(
         {"n_embd": st.sampled_from([6, 12]), "n_head": st.sampled_from([1, 2, 3])},
         optional={
@@ -295,7 +314,7 @@ def test_what_transformers_writes_is_read_back(model_type: str, tmp_path: Path) 
     values = WITHOUT_DEFAULTS.get(model_type, {})
     config = transformers.AutoConfig.for_model(model_type, **values)
     config.save_pretrained(tmp_path)
-    assert build(read_config(tmp_path, seq_len=64), 1).parameter_count == counted(
+    assert build(read_config(tmp_path, seq_len=128), 1).parameter_count == counted(
         model_type, values
     )
 

@@ -23,6 +23,7 @@ ATTENTION: dict[str, CallsFactory] = {
     "attention_sink": sinks.attention_sink,
     "attention_sink_grad": sinks.attention_sink_grad,
     "choose_keys": sparse.choose_keys,
+    "seen_keys": sparse.seen_keys,
     "sparse_attention": sparse.sparse_attention,
     "sparse_attention_grad": sparse.sparse_attention_grad,
     "biased_attention": _with_groups(forward.biased_attention),

@@ -22,6 +22,7 @@ from millrace.executor.cuda.calls import (
 )
 from millrace.executor.cuda.kernels.rows.vectorized_rows import require_one_dtype
 from millrace.executor.errors import ExecutorError
+from millrace.executor.kernels.attention.sparse import SEEN
 from millrace.executor.kernels.context import KernelContext
 from millrace.models.graph import ITEMSIZE
 from millrace.models.type_inference import at_least_float32
@@ -38,11 +39,24 @@ def choose_keys(context: KernelContext) -> Calls:
     samples, queries, heads, features = query.shape
     keys, count = key.shape[1], context.outputs[0].shape[-1]
     rows = samples * queries
-    sizes = (rows, queries, keys, heads, features, count, query.offsets[1])
+    window, stride = int(context.number("window", 0)), int(context.number("stride", 1))
+    behind = query.global_shape[1] if window else 0
+    places = (query.offsets[1], window, stride, behind)
+    sizes = (rows, queries, keys, heads, features, count, *places)
     operands = (*(read(number) for number in range(3)), workspace(), write(0))
     launches, blocks = _launched("choose_keys" + types(query.dtype), rows, operands, sizes)
     scratch = blocks * keys * ITEMSIZE[at_least_float32(query.dtype)]
     return same_calls(*launches, workspace_bytes=scratch)
+
+
+def seen_keys(context: KernelContext) -> Calls:
+    """Calls of the places of tokens in a window, and of all keys behind the tokens."""
+    (places,) = context.outputs
+    samples, queries, count = places.shape
+    window, stride, tokens = (int(context.number(name, 1)) for name in SEEN)
+    rows = samples * queries
+    sizes = (rows, queries, count, places.offsets[1], window, stride, tokens)
+    return same_calls(*_launched("seen_keys", rows, (write(0),), sizes)[0])
 
 
 def sparse_attention(context: KernelContext) -> Calls:

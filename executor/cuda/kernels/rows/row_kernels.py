@@ -7,6 +7,7 @@ from millrace.executor.cuda.kernels.rows import (
     margin,
     masked_softmax,
     rms_norm,
+    sinkhorn,
     softmax,
 )
 
@@ -32,6 +33,8 @@ ROWS: dict[str, CallsFactory] = {
     "rms_norm_grad_weight": rms_norm.rms_norm_grad_weight,
     "row_max": loss.row_max,
     "shifted_sums": loss.shifted_sums,
+    "sinkhorn": sinkhorn.sinkhorn,
+    "sinkhorn_grad": sinkhorn.sinkhorn_grad,
     "softmax": softmax.softmax,
     "softmax_grad": softmax.softmax_grad,
 }

@@ -4,6 +4,8 @@ In comes a row of data, out goes a struct whose numbers are checked against each
 that uses it. Read `layer_input_sizes.py` first.
 """
 
+from millrace.models.zoo.decoder.part_sizes.compression_sizes import Compression
 from millrace.models.zoo.decoder.part_sizes.layer_input_sizes import LayerInputs
+from millrace.models.zoo.decoder.part_sizes.stream_sizes import HyperConnections
 
-__all__ = ["LayerInputs"]
+__all__ = ["Compression", "HyperConnections", "LayerInputs"]

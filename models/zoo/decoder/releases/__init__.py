@@ -3,6 +3,7 @@
 As in `sizes.py` of the decoders, whose rows these add to; `names.py` there lists them all.
 """
 
+from millrace.models.zoo.decoder.releases.deepseek4_sizes import DEEPSEEK4
 from millrace.models.zoo.decoder.releases.gemma4_sizes import GEMMA4
 
-__all__ = ["GEMMA4"]
+__all__ = ["DEEPSEEK4", "GEMMA4"]
