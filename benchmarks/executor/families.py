@@ -36,6 +36,8 @@ CASES: tuple[tuple[str, Pins, Pins], ...] = (
     ("mixtral-demo", {"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}),
     ("deepseek-demo", {"dp": 2, "ep": 2}, {"dp": 2, "ep": 2, "pp": 2}),
     ("deepseek-v3.2-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
+    ("deepseek-v4-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
+    ("gemma4-demo", {"pp": 2}, {"dp": 2, "ep": 2, "pp": 2}),
     ("nemotron-demo", {"tp": 2}, {"dp": 2, "pp": 2}),
     ("qwen3-next-demo", {"dp": 2, "ep": 2}, {"dp": 2, "tp": 2}),
     ("kimi-linear-demo", {"cp": 2, "ring": False}, {"tp": 4}),

@@ -249,7 +249,7 @@ def test_the_capacity_of_experts_is_explicit(factor: float, places: int) -> None
 
 def test_experts_are_all_that_can_be_split_as_such() -> None:
     for name in MODELS:
-        spec = model_spec(name, seq_len=16)
+        spec = model_spec(name, seq_len=128)
         experts = parallelism_limits(build(spec, 1))["experts"]
         assert experts == spec.config.get("experts", 0), name
 

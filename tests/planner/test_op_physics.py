@@ -405,6 +405,7 @@ NOT_FUSED = {
     "it is a kernel of a library": (
         *("max_pool", "max_pool_grad", "avg_pool", "avg_pool_grad"),
         *("causal_conv1d", "causal_conv1d_grad_input", "causal_conv1d_grad_weight"),
+        *("sinkhorn", "sinkhorn_grad", "seen_keys"),
     ),
     "it moves shards": ("concat", "narrow", "widen", "fill"),
     "it is a scalar, or comes from the host": (

@@ -599,8 +599,12 @@ def _check_reuse(name: str, config: DecoderConfig) -> None:
         raise ModelError(
             f"{name}: `layer_inputs` needs layers of two parts and no `learned_positions`"
         )
-    if config.layer_inputs is not None and min(msgspec.structs.astuple(config.layer_inputs)) < 1:
-        raise ModelError(f"{name}: `layer_inputs` has a size below 1: {config.layer_inputs}")
+    sizes = config.layer_inputs
+    if sizes is not None and (sizes.width < 1 or sizes.vocab < config.vocab):
+        raise ModelError(
+            f"{name}: `layer_inputs` has width {sizes.width}, {sizes.vocab} rows; use 1 or more, "
+            f"and vocab ({config.vocab}) or more"
+        )
 
 
 def _check_experts(name: str, config: DecoderConfig) -> None:

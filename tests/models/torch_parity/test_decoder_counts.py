@@ -207,7 +207,6 @@ UNUSUAL: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "moe_intermediate_size": 7,
             "num_hidden_layers": 4,
             "num_kv_shared_layers": 2,
-            "vocab_size_per_layer_input": 9,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         }
     ),

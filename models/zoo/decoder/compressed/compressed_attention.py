@@ -6,7 +6,7 @@ own, all, or those that an indexer chooses. The indexer, which compresses keys o
 trained.
 
 Shape legend: b batch, t tokens, w compressed keys, s both, h heads, d features of a key, c latent
-features of queries, i heads and e features of the indexer, j keys that a query attends to, g groups
+features of queries, i heads and f features of the indexer, j keys that a query attends to, g groups
 of heads, r features of a group, k n hidden.
 
 Notes
@@ -104,12 +104,12 @@ def _chosen(
     builder: GraphBuilder, config: DecoderConfig, x: str, latent: str, layer: int, ratio: int
 ) -> str:
     """Add the indexer, which reads the latent vector of queries and the stream, and its choice."""
-    heads, width = {"i": config.index_heads, "e": config.index_dim}, config.index_dim
+    heads, width = {"i": config.index_heads, "f": config.index_dim}, config.index_dim
     std = config.init_std
     query = dense(
-        builder, "attn.index.q", latent, "b t c, c i e -> b t i e", heads, std=std, frozen=True
+        builder, "attn.index.q", latent, "b t c, c i f -> b t i f", heads, std=std, frozen=True
     )
-    query = _turned(builder, config, layer, "index.q", query, "b t i e")
+    query = _turned(builder, config, layer, "index.q", query, "b t i f")
     weights = dense(
         builder, "attn.index.weights", x, "b t k, k i -> b t i", {"i": heads["i"]}, std=std,
         frozen=True,
@@ -123,7 +123,7 @@ def _chosen(
         "choose_keys",
         "attn.index.chosen",
         (query, weights, keys),
-        "b t i! e!, b t i!, b w! e! -> b t j!",
+        "b t i! f!, b t i!, b w! f! -> b t j!",
         shapes=((batch, tokens, count),),
         attributes={"window": window, "stride": ratio},
     )

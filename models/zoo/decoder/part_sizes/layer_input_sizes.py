@@ -11,7 +11,7 @@ class LayerInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     width : int
         Features of such a vector.
     vocab : int
-        Rows of a layer's table, one for each token of the vocabulary, of which it may have less.
+        Rows of a layer's table, one for each token of the vocabulary at least.
     """
 
     width: int

@@ -8,7 +8,7 @@ three layers choose experts by a table of tokens that comes with the weights.
 from typing import Any
 
 from millrace.models.spec import Config
-from millrace.models.zoo.decoder.sizes import PLACES, llama
+from millrace.models.zoo.decoder.sizes import BYTES, DEMO_EXPERTS, PLACES, llama
 
 
 def _deepseek4(hidden: int, heads: int, ratios: tuple[int, ...], **other: Any) -> Config:
@@ -66,4 +66,11 @@ DEEPSEEK4: dict[str, Config] = {
         shared_hidden=3072,
         weight_scale=2.5,
     ),
+    # Small enough to train on a few processors' cores.
+    "deepseek-v4-demo": _deepseek4(128, 4, (0, 16, 4), q_lora=96, index_topk=8)
+    | BYTES
+    | DEMO_EXPERTS
+    | {"head_dim": 48, "rotary_dims": 16, "rope_scaling": "", "window": 16, "shared_hidden": 256}
+    | {"compression": {"ratios": (0, 16, 4), "out_groups": 2, "out_rank": 32}, "hash_layers": ()}
+    | {"index_heads": 4, "index_dim": 32, "connections": {"streams": 2}, "balance_loss": 0.01},
 }

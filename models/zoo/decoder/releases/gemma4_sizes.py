@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any
 
 from millrace.models.spec import Config
-from millrace.models.zoo.decoder.sizes import PLACES, llama
+from millrace.models.zoo.decoder.sizes import BYTES, DEMO_EXPERTS, PLACES, llama
 
 VOCAB = 262144
 
@@ -71,5 +71,12 @@ GEMMA4: dict[str, Config] = {
         **_LARGE,
         **PLACES,
     ),
+    # Small enough to train on a few processors' cores, with what the four above have.
+    "gemma4-demo": _gemma4(4, 128, 4, 2, 256, **_LARGE)
+    | BYTES
+    | DEMO_EXPERTS
+    | {"head_dim": 32, "full_head_dim": 64, "window": 16, "full_layers": (1, 3)}
+    | {"rotary_dims": 16, "window_rotary_dims": 32, "dense_beside": True, "reusing_layers": 2}
+    | {"layer_inputs": {"width": 32, "vocab": 256}},
     "gemma4-31b": _gemma4(60, 5376, 32, 16, 21504, full_kv_heads=4, **_LARGE),
 }

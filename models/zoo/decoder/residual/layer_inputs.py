@@ -67,10 +67,8 @@ def _vector(
     first = "embedding.tokens"
     if config.embedding_scale != 1:
         first = "embedding.tokens.scaled"
-    shape = builder.tensors[first].shape[:2]
-    ids = builder.input("input.ids", "b t", shape, source="tokens", values=min(vocab, config.vocab))
     table = builder.parameter("input.tokens.weight", "v p", (vocab, width), std=config.init_std)
-    rows = builder.apply("embedding", "input.tokens", (ids, table), "b t, v p -> b t p")
+    rows = builder.apply("embedding", "input.tokens", ("embedding.ids", table), "b t, v p -> b t p")
     labels, std = "b t k, k n -> b t n", config.init_std
     seen = dense(builder, "input.seen", first, labels, {"n": width}, std=std, bias=False)
     dims = "b t p"
