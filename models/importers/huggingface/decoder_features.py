@@ -112,6 +112,8 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields["index_topk"] = keys.integer("index_topk")
         fields["index_heads"] = keys.integer("index_n_heads")
         fields["index_dim"] = keys.integer("index_head_dim")
+    if "gated_norm_rank" in keys.values:
+        fields["norm_gate_rank"] = keys.integer("gated_norm_rank")
     if "attn_config" in keys.values:
         fields |= _mpt_attention(keys.section("attn_config"))
     if "gating" in keys.values:

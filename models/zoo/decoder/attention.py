@@ -42,7 +42,7 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
-        mixed = _gated(builder, config, x, mixed, queries, heads)
+        mixed = gated(builder, config, x, mixed, queries, heads)
     if config.inner_norms:
         mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
     return project_out(builder, config, mixed, grouped=grouped)
@@ -200,7 +200,7 @@ def _projected(
     )
 
 
-def _gated(
+def gated(
     builder: GraphBuilder,
     config: DecoderConfig,
     x: str,
@@ -208,7 +208,17 @@ def _gated(
     heads: str,
     sizes: dict[str, int],
 ) -> str:
-    """Add the gate of what the heads made, of as many features or a number for each head."""
+    """Add the gate of what the heads made, of as many features or a number for each head.
+
+    Parameters
+    ----------
+    builder, config
+        As for any part.
+    x : str
+        What the gate is made of [b t k].
+    mixed, heads, sizes
+        What the heads made, labels of heads and their features `d`, and sizes of these.
+    """
     dims = f"b t {heads}"
     open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
     labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std

@@ -151,6 +151,12 @@ rope_slow, rope_truncate
         Sizes of a vector of every token that a layer has of its own (Gemma 3n, Gemma 4).
     attention_post_norms : bool
         In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
+    gate_from_query : bool
+        In latent attention the gate of what the heads made, and queries, are made from the query's
+        narrow vector, normed and not, side by side (A.X-K2).
+    norm_gate_rank : int
+        Norms of what attention and experts read are multiplied by the sigmoid of a product of two
+        narrow matrices, of this rank, with the norm (0: not; A.X-K2).
     index_topk, index_heads, index_dim, index_interleaved
         Sparse attention (DeepSeek-V3.2): a query attends to the `index_topk` keys (0: to all) that
         an indexer with so many heads of so many features chooses, the first `rotary_dims` of them
@@ -275,6 +281,8 @@ rope_slow, rope_truncate
     compression: Compression | None = None
     connections: HyperConnections | None = None
     attention_post_norms: bool = False
+    gate_from_query: bool = False
+    norm_gate_rank: int = 0
     index_topk: int = 0
     index_heads: int = 0
     index_dim: int = 0
@@ -388,6 +396,7 @@ _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("index_topk", "index_heads", "index_dim", "full_kv_heads", "full_head_dim"),
+    "norm_gate_rank",
     *("reusing_layers", "reusing_ffn_hidden"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
     *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
@@ -526,6 +535,10 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
     plain = not (config.kv_lora or config.compression)
     if plain and (config.q_lora or config.value_dim not in (0, config.head_dim)):
         raise ModelError(f"{name}: `q_lora` and `value_dim` belong to latent attention (`kv_lora`)")
+    if config.gate_from_query and not (config.kv_lora and config.q_lora and config.attention_gate):
+        raise ModelError(
+            f"{name}: `gate_from_query` needs `kv_lora`, `q_lora` and `attention_gate`: set these"
+        )
     if (config.index_topk and plain) or (config.index_topk and not config.q_lora):
         raise ModelError(
             f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"

@@ -15,7 +15,7 @@ relu(q k); scales of w and of the products, which change no choice, are left out
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.attention import project_out, rotary_attributes
+from millrace.models.zoo.decoder.attention import rotary_attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.norms import add_norm
 
@@ -33,7 +33,7 @@ def sparse_attention(
     turned: str,
     latent: str,
 ) -> str:
-    """Add attention to chosen keys and return what it adds to the stream `x`.
+    """Add attention to chosen keys and return what its heads make [b t h u].
 
     Parameters
     ----------
@@ -82,8 +82,7 @@ def sparse_attention(
     sizes = (config.kv_lora, config.heads, config.value_dim or config.head_dim)
     weight = builder.parameter("attn.v.weight", "c h u", sizes, std=config.init_std)
     labels = "b t h c, c h u -> b t h u"
-    values = builder.apply("matmul", "attn.v.absorbed", (mixed, weight), labels)
-    return project_out(builder, config, values, grouped=False)
+    return builder.apply("matmul", "attn.v.absorbed", (mixed, weight), labels)
 
 
 def _chosen(

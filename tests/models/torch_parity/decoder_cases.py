@@ -323,6 +323,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | {"moe_num_experts": 5, "moe_topk": 2, "moe_num_shared_experts": 2},
     ),
     "axk1": ("axk1", DEEPSEEK),
+    "axk2": ("axk2", DEEPSEEK | SPARSE | {"n_group": None, "topk_group": None}),
+    "axk2, groups, stretched": (
+        "axk2",
+        DEEPSEEK
+        | SPARSE
+        | {"gated_norm_rank": 3, "attention_bias": True}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True}),
     "biogpt": ("biogpt", LLAMA | {"max_position_embeddings": 16}),
     "bitnet": ("bitnet", LLAMA),

@@ -257,6 +257,14 @@ def latent_and_shared(value: Array, config: Any) -> Parts:
     return {"attn.kv.latent": latent.T, "attn.k.shared": shared.T}
 
 
+def queries_and_gates(value: Array, config: Any) -> Parts:
+    """[(h (d + u)), 2 c]: the query of every head, of A.X-K2, and the gate of what it makes."""
+    heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
+    queries, gates = np.split(heads, [config.qk_nope_head_dim + config.qk_rope_head_dim], axis=1)
+    parts = turned_first(queries.reshape(-1, value.shape[1]), config)
+    return parts | {"attn.gate": gates.reshape(-1, value.shape[1]).T}
+
+
 def keys_and_values(value: Array, config: Any) -> Parts:
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
     keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
@@ -310,6 +318,16 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("post_self_attn_layernorm", "post_norm1"), same("attn.post")),
     **dict.fromkeys(("post_mlp_layernorm", "post_norm2"), same("mlp.post")),
     "post_attention_layernorm": second_norm,
+    **{
+        f"{theirs}.{part}": rule
+        for theirs, ours in (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
+        for part, rule in (
+            ("norm", same(ours)),
+            ("mlp.fc1", linear(f"{ours}.gate.narrow")),
+            ("mlp.fc2", linear(f"{ours}.gate.widen")),
+        )
+    },
+    "self_attn.q_gate_proj": queries_and_gates,
     "post_feedforward_layernorm": same("mlp.post"),
     "self_attn.sinks": same("attn.sinks"),
     "self_attn.q_proj": turned_first,
