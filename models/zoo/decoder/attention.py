@@ -45,7 +45,7 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
         mixed = gated(builder, config, x, mixed, queries, heads)
     if config.inner_norms:
         mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
-    return project_out(builder, config, mixed, grouped=grouped)
+    return project_out(builder, config, mixed, layer, grouped=grouped)
 
 
 def _keys_and_values(
@@ -162,7 +162,9 @@ def with_sinks(builder: GraphBuilder, config: DecoderConfig, mixed: str, query_h
     )
 
 
-def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
+def project_out(
+    builder: GraphBuilder, config: DecoderConfig, mixed: str, layer: int, *, grouped: bool
+) -> str:
     """Add the projection of what the heads made back to the residual stream."""
     heads = "g r u" if grouped else "h u"
     return dense(
@@ -172,7 +174,7 @@ def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, gro
         f"b t {heads}, {heads} n -> b t n",
         {"n": config.hidden},
         std=config.residual_std,
-        bias=config.out_bias,
+        bias=config.has_out_bias(layer),
     )
 
 

@@ -88,6 +88,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         as many keys (Gemma 3n); the width of their feed-forward parts (0: `ffn_hidden`).
     qkv_bias, out_bias : bool
         The projections before attention, and the one after it, have biases.
+    last_out_bias : bool
+        In the last layer the projection after attention has a bias (GPT-NeoX Japanese).
     qk_norm : str
         Queries and keys are normed over a head's features: "", "rms", "layer" or "unscaled" (root
         mean square without weights, and only in layers that turn by position).
@@ -235,6 +237,7 @@ rope_slow, rope_truncate
     inner_norms: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
+    last_out_bias: bool = False
     qk_norm: str = ""
     qk_norm_whole: bool = False
     qk_norm_last: bool = False
@@ -376,6 +379,10 @@ rope_slow, rope_truncate
         before = range(self.layers - self.reusing_layers)
         alike = (other for other in before if self.is_full(other) is self.is_full(layer))
         return max(alike, default=None)
+
+    def has_out_bias(self, layer: int) -> bool:
+        """True if the projection after this layer's attention has a bias."""
+        return self.out_bias or (self.last_out_bias and layer == self.layers - 1)
 
     def ffn_width(self, layer: int) -> int:
         """Width of the feed-forward part of this layer."""

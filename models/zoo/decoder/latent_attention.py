@@ -64,7 +64,7 @@ def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer
         sizes = {"h": config.heads, "d": config.value_dim or config.head_dim}
         read = source if config.gate_from_query else x
         mixed = gated(builder, config, read, mixed, "h d", sizes)
-    return project_out(builder, config, mixed, grouped=False)
+    return project_out(builder, config, mixed, layer, grouped=False)
 
 
 def _keys_and_values(

@@ -221,6 +221,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
+    "gpt_neox_japanese": (
+        "gpt_neox_japanese",
+        LLAMA | {"intermediate_multiple_size": 2, "rotary_pct": 0.5},
+    ),
     "phi": ("phi", LLAMA | {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
     "mpt": ("mpt", MPT | {"attn_config": {"clip_qkv": 0.9, "softmax_scale": 0.3}}),
     "mixtral": ("mixtral", LLAMA | EXPERTS),

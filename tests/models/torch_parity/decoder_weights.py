@@ -19,7 +19,7 @@ Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value
 Rule = Callable[[Array, Any], Parts]
 
 LAYER = re.compile(
-    r"(?:(?:model|model\.decoder|gpt_neox|biogpt)\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
+    r"(?:(?:model|model\.decoder|gpt_neox(?:_japanese)?|biogpt)\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
 )
 
 
@@ -277,7 +277,13 @@ def keys_and_values(value: Array, config: Any) -> Parts:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
+            *(
+                "model.embed_tokens",
+                "gpt_neox.embed_in",
+                "gpt_neox_japanese.embed_in",
+                "transformer.wte",
+                "biogpt.embed_tokens",
+            ),
             *("transformer.word_embeddings", "model.decoder.embed_tokens"),
             *("transformer.tokens_embed", "transformer.w"),
         ),
@@ -294,6 +300,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
+            "gpt_neox_japanese.final_layer_norm",
             *("transformer.ln_f", "transformer.norm_f"),
             *("model.decoder.final_layer_norm", "biogpt.layer_norm"),
             *("model.layer_norm", "transformer.layernorm"),
@@ -349,6 +356,7 @@ RULES: dict[str, Rule] = {
         ("self_attn.k_norm", "self_attn.k_layernorm", "self_attn.key_layernorm"),
         lambda value, config: {"attn.k.norm": turning_gathered(value, config)},
     ),
+    "attention.dense_bias": same("attn.out"),
     "self_attn.o_proj": heads_out,
     "self_attn.qkv_proj": grouped,
     "attention.query_key_value": by_heads,
