@@ -18,6 +18,8 @@ GPT, DECODER = "gpt", "decoder"
 # Fields of decoders that Megatron-Core 0.19 has no setting for, with the value that it has.
 _FIXED: dict[str, Any] = {
     "head_bias": False,
+    "head_activation": "",
+    "first_norm": True,
     "embedding_scale": 1.0,
     "logit_cap": 0.0,
     "logit_scale": 1.0,

@@ -114,6 +114,10 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields["index_dim"] = keys.integer("index_head_dim")
     if "gated_norm_rank" in keys.values:
         fields["norm_gate_rank"] = keys.integer("gated_norm_rank")
+    if "classifier_activation" in keys.values:
+        fields["head_activation"] = keys.choice("classifier_activation", ACTIVATIONS)
+    if "norm_bias" in keys.values:
+        fields["norm"] = "layer" if keys.flag("norm_bias") else "scale"
     if "attn_config" in keys.values:
         fields |= _mpt_attention(keys.section("attn_config"))
     if "gating" in keys.values:

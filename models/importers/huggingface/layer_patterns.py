@@ -27,6 +27,8 @@ def window_fields(keys: Keys, row: DecoderType) -> Config:
             return fields | _chunk_fields(keys, no_angles)
     used = "use_sliding_window" not in keys.values or keys.flag("use_sliding_window")
     window = keys.integer("sliding_window", 0, least=0, null=0) if used else 0
+    if "local_attention" in keys.values:  # ModernBERT counts the keys of both sides
+        window = keys.integer("local_attention", least=2) // 2
     layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
     if not window:
         return fields

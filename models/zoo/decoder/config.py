@@ -66,6 +66,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         What attention and feed-forward part add to the stream is multiplied by this.
     parallel, shared_norm : bool
         Attention and feed-forward part read the same residual stream; and the same norm of it.
+    head_activation : str
+        The head has a product as wide as the stream, this activation and a norm before its logits
+        ("": not; BERT's kind).
+    first_norm : bool
+        What the attention of the first layer reads is normed (ModernBERT's embeddings are already).
     pre_norms, post_norms : bool
         What attention and feed-forward part read is normed; what they add to the stream is normed.
     sum_norms : bool
@@ -230,6 +235,8 @@ rope_slow, rope_truncate
     residual_scale: float = 1.0
     parallel: bool = False
     shared_norm: bool = False
+    head_activation: str = ""
+    first_norm: bool = True
     pre_norms: bool = True
     post_norms: bool = False
     sum_norms: bool = False
@@ -433,6 +440,9 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     _one_of(name, "norm", config.norm, NORMS)
     _one_of(name, "qk_norm", config.qk_norm, QUERY_NORMS)
     _one_of(name, "attention_gate", config.attention_gate, GATES)
+    _one_of(name, "head_activation", config.head_activation, ("", *ACTIVATIONS))
+    if config.head_activation and config.mtp_layers:
+        raise ModelError(f"{name}: `mtp_layers` and `head_activation` exclude each other: set one")
     _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
     for field in ("full_layers", "dense_layers", "unturned_layers", "hash_layers"):
         for layer in getattr(config, field):

@@ -140,7 +140,8 @@ def _summed(
 
 def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, layer: int) -> str:
     """Add the norm of what a part reads, where the layer has one, and the gate of that."""
-    if not config.norms_before(layer):
+    first = layer == 0 and name == "ln1"
+    if not config.norms_before(layer) or (first and not config.first_norm):
         return x
     normed = stream_norm(builder, config, name, x)
     if not config.norm_gate_rank or (name == "ln2" and not config.has_experts(layer)):

@@ -17,6 +17,7 @@ overrides = optional("torch.overrides")
 transformers = optional("transformers")
 
 BATCH, SEQ_LEN, VOCAB = 2, 11, 29
+UNUSED = 0  # a token that no sample has, for classes whose padding does not learn
 
 LLAMA: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -226,6 +227,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | {"intermediate_multiple_size": 2, "rotary_pct": 0.5},
     ),
     "phi": ("phi", LLAMA | {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
+    "modernbert-decoder": (
+        "modernbert-decoder",
+        LLAMA | {"num_hidden_layers": 4, "local_attention": 8, "pad_token_id": UNUSED},
+    ),
+    "modernbert-decoder, biases": (
+        "modernbert-decoder",
+        LLAMA
+        | {"layer_types": ["sliding_attention", FULL], "local_attention": 8, "norm_bias": True}
+        | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False}
+        | {"classifier_activation": "relu", "tie_word_embeddings": False}
+        | {"pad_token_id": UNUSED},
+    ),
     "mpt": ("mpt", MPT | {"attn_config": {"clip_qkv": 0.9, "softmax_scale": 0.3}}),
     "mixtral": ("mixtral", LLAMA | EXPERTS),
     "qwen3_moe": (

@@ -277,13 +277,8 @@ def keys_and_values(value: Array, config: Any) -> Parts:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            *(
-                "model.embed_tokens",
-                "gpt_neox.embed_in",
-                "gpt_neox_japanese.embed_in",
-                "transformer.wte",
-                "biogpt.embed_tokens",
-            ),
+            *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
+            *("gpt_neox_japanese.embed_in", "model.embeddings.tok_embeddings"),
             *("transformer.word_embeddings", "model.decoder.embed_tokens"),
             *("transformer.tokens_embed", "transformer.w"),
         ),
@@ -300,14 +295,22 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
-            "gpt_neox_japanese.final_layer_norm",
+            *("gpt_neox_japanese.final_layer_norm", "model.final_norm"),
             *("transformer.ln_f", "transformer.norm_f"),
             *("model.decoder.final_layer_norm", "biogpt.layer_norm"),
             *("model.layer_norm", "transformer.layernorm"),
         ),
         same("head.ln"),
     ),
-    "lm_head": linear("head.logits"),
+    **dict.fromkeys(("lm_head", "decoder"), linear("head.logits")),
+    "model.embeddings.norm": same("embedding.ln"),
+    "lm_head.dense": linear("head.transform"),
+    "lm_head.norm": same("head.transform.norm"),
+    "attn_norm": same("ln1"),
+    "mlp_norm": same("ln2"),
+    "attn.Wo": linear("attn.out"),
+    "mlp.Wi": halves,
+    "mlp.Wo": linear("mlp.down"),
     **dict.fromkeys(
         (
             *("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"),
