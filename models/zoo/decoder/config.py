@@ -168,6 +168,9 @@ rope_slow, rope_truncate
         Sparse attention (DeepSeek-V3.2): a query attends to the `index_topk` keys (0: to all) that
         an indexer with so many heads of so many features chooses, the first `rotary_dims` of them
         turned as those of attention, in pairs of neighbours or not. The indexer is not trained.
+    index_reusing_layers : tuple of int
+        Layers without an indexer, whose queries attend to the keys that were chosen for them in the
+        last layer before that has one (GLM-5.2, Hy4).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
@@ -297,6 +300,7 @@ rope_slow, rope_truncate
     index_heads: int = 0
     index_dim: int = 0
     index_interleaved: bool = False
+    index_reusing_layers: tuple[int, ...] = ()
     activation: str = "silu"
     gated: bool = True
     ffn_bias: bool = False
@@ -444,7 +448,8 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     if config.head_activation and config.mtp_layers:
         raise ModelError(f"{name}: `mtp_layers` and `head_activation` exclude each other: set one")
     _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
-    for field in ("full_layers", "dense_layers", "unturned_layers", "hash_layers"):
+    listed = ("full_layers", "dense_layers", "unturned_layers", "hash_layers")
+    for field in (*listed, "index_reusing_layers"):
         for layer in getattr(config, field):
             if not 0 <= layer < config.layers:
                 raise ModelError(
@@ -559,6 +564,10 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
     if (config.index_topk and plain) or (config.index_topk and not config.q_lora):
         raise ModelError(
             f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"
+        )
+    if config.index_reusing_layers and (not config.index_topk or 0 in config.index_reusing_layers):
+        raise ModelError(
+            f"{name}: `index_reusing_layers` needs `index_topk` and an indexer in layer 0"
         )
     if config.index_topk and (config.index_heads < 1 or config.index_dim < config.rotary_dims):
         raise ModelError(

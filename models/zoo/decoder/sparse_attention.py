@@ -88,7 +88,13 @@ def sparse_attention(
 def _chosen(
     builder: GraphBuilder, config: DecoderConfig, x: str, query_latent: str, layer: int
 ) -> str:
-    """Add the indexer, which reads what queries are made of and the stream, and its choice."""
+    """Add the indexer, which reads what queries are made of and the stream, and its choice.
+
+    Of a layer without one it is the choice of the last layer before that has one.
+    """
+    if layer in config.index_reusing_layers:
+        lender = max(set(range(layer)) - set(config.index_reusing_layers))
+        return f"h.{lender}.attn.index.chosen"
     heads, size = config.index_heads, config.index_dim
     parts = {
         "q": (query_latent, "i f", {"i": heads, "f": size}),

@@ -317,6 +317,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm_moe_dsa",
         DEEPSEEK | SPARSE | {"mlp_layer_types": ["dense", "sparse", "dense"]},
     ),
+    "glm_moe_dsa, choices reused": (
+        "glm_moe_dsa",
+        DEEPSEEK | SPARSE | {"num_hidden_layers": 5, "index_topk_freq": 2},
+    ),
     "deepseek_v4": ("deepseek_v4", COMPRESSED),
     "deepseek_v4, all keys": (
         "deepseek_v4",
