@@ -92,7 +92,10 @@ _CONFIGS: dict[str, tuple[str, int, Config]] = {
     "deepseek-sparse": (
         "decoder",
         16,
-        _DECODER | _DEEPSEEK | {"index_topk": 5, "index_heads": 4, "index_dim": 8},
+        _DECODER
+        | _DEEPSEEK
+        | {"index_topk": 5, "index_heads": 4, "index_dim": 8}
+        | {"index_reusing_layers": (1,)},
     ),
     "bert": (
         "bert",

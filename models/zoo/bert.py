@@ -38,7 +38,9 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `next_sentence` says whether the pooler and its classifier are there, `masked` how many places
     of a sample are predicted, `mask_id` which token hides another. With `first_places` those places
     are among the first so many of a sample, and the head reads no others: what it costs where the
-    masked places are gathered before the head. Without `tied` the head has a
+    masked places are gathered before the head. With `pre_norms` norms stand before the parts, and
+    one before the heads (Megatron's and the pre-norm RoBERTa); embeddings have one with
+    `embedding_norm`. Without `tied` the head has a
     table and a bias of its own; the tied head's bias stays, as it does in transformers, and moves
     nothing.
     """
@@ -58,6 +60,8 @@ class BertConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dropout: float = 0.0
     tied: bool = True
     first_places: int = 0
+    pre_norms: bool = False
+    embedding_norm: bool = True
 
 
 def check(spec: ModelSpec, config: BertConfig) -> None:
@@ -114,19 +118,32 @@ def build(spec: ModelSpec, config: BertConfig, batch: int) -> Graph:
     x, table = _embedding(builder, config, spec.seq_len)
     for layer in range(config.layers):
         builder.begin_block(f"layer.{layer}", template="layer")
-        mixed = transformer.attention_part(builder, x, config.heads, config.hidden // config.heads)
+        read = _normed(builder, config, "ln1", x, before=True)
+        head_dim = config.hidden // config.heads
+        mixed = transformer.attention_part(builder, read, config.heads, head_dim)
         x = transformer.residual(builder, "attn.residual", x, mixed, config.dropout)
-        x = add_norm(builder, "ln1", x, epsilon=config.epsilon)
-        mlp_output = transformer.feed_forward_part(builder, x, config.ffn_hidden, config.activation)
+        x = _normed(builder, config, "ln1", x)
+        read = _normed(builder, config, "ln2", x, before=True)
+        mlp_output = transformer.feed_forward_part(
+            builder, read, config.ffn_hidden, config.activation
+        )
         x = transformer.residual(builder, "mlp.residual", x, mlp_output, config.dropout)
-        x = add_norm(builder, "ln2", x, epsilon=config.epsilon)
+        x = _normed(builder, config, "ln2", x)
     builder.begin_block("head")
+    x = _normed(builder, config, "encoder.ln", x, before=True)
     loss = _masked_loss(builder, config, x, table, spec.seq_len)
     if config.next_sentence:
         weight = masked_places(config, spec.seq_len)
         other = _next_sentence_loss(builder, x, weight)
         builder.apply("add", "loss_sum", (loss, other), ", -> ")
     return builder.build()
+
+
+def _normed(
+    builder: GraphBuilder, config: BertConfig, name: str, x: str, *, before: bool = False
+) -> str:
+    """Add a norm where the model has its norms before the parts, or behind them; else `x`."""
+    return add_norm(builder, name, x, epsilon=config.epsilon) if before == config.pre_norms else x
 
 
 def _embedding(builder: GraphBuilder, config: BertConfig, seq_len: int) -> tuple[str, str]:
@@ -169,7 +186,8 @@ def _embedding(builder: GraphBuilder, config: BertConfig, seq_len: int) -> tuple
     rows = builder.repeat(positions, "positions.weight", "t d")
     labels = "b t d, b t d, t d -> b t d"
     x = builder.apply("add", "sum", (tokens, segments, rows), labels)
-    x = add_norm(builder, "ln", x, epsilon=config.epsilon)
+    if config.embedding_norm:
+        x = add_norm(builder, "ln", x, epsilon=config.epsilon)
     return dropout(builder, "dropout", x, "b t d", config.dropout), table
 
 

@@ -18,6 +18,8 @@ GPT, DECODER = "gpt", "decoder"
 # Fields of decoders that Megatron-Core 0.19 has no setting for, with the value that it has.
 _FIXED: dict[str, Any] = {
     "head_bias": False,
+    "head_activation": "",
+    "first_norm": True,
     "embedding_scale": 1.0,
     "logit_cap": 0.0,
     "logit_scale": 1.0,
@@ -35,6 +37,9 @@ _FIXED: dict[str, Any] = {
     "window_rotary_dims": 0,
     "router_correction": False,
     "gate_per_head": False,
+    "gate_from_query": False,
+    "norm_gate_rank": 0,
+    "last_out_bias": False,
     "clip_qkv": 0.0,
     "alibi": 0.0,
     "chunk": 0,

@@ -19,6 +19,7 @@ from millrace.models.importers.huggingface.hybrid_features import hybrid_fields,
 from millrace.models.importers.huggingface.keys import LAYERS_MAX, Keys
 from millrace.models.importers.huggingface.layer_patterns import (
     full_sizes,
+    index_reusing_layers,
     uneven_fields,
     window_fields,
 )
@@ -112,6 +113,14 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields["index_topk"] = keys.integer("index_topk")
         fields["index_heads"] = keys.integer("index_n_heads")
         fields["index_dim"] = keys.integer("index_head_dim")
+    if "indexer_types" in keys.values:
+        fields["index_reusing_layers"] = index_reusing_layers(keys)
+    if "gated_norm_rank" in keys.values:
+        fields["norm_gate_rank"] = keys.integer("gated_norm_rank")
+    if "classifier_activation" in keys.values:
+        fields["head_activation"] = keys.choice("classifier_activation", ACTIVATIONS)
+    if "norm_bias" in keys.values:
+        fields["norm"] = "layer" if keys.flag("norm_bias") else "scale"
     if "attn_config" in keys.values:
         fields |= _mpt_attention(keys.section("attn_config"))
     if "gating" in keys.values:

@@ -22,7 +22,14 @@ IMAGE_MAX = 2**20
 """No side of an image comes near."""
 
 
-def read_bert(keys: Keys, architecture: str, *, vocab: int = 30522, padded: bool = False) -> Mapped:
+def read_bert(
+    keys: Keys,
+    architecture: str,
+    *,
+    vocab: int = 30522,
+    padded: bool = False,
+    fixed: Config | None = None,
+) -> Mapped:
     """Return the configuration of a BERT with its pre-training heads, or the first of them.
 
     The embedding of `pad_token_id` learns as any other; transformers leaves it as it is.
@@ -37,6 +44,8 @@ def read_bert(keys: Keys, architecture: str, *, vocab: int = 30522, padded: bool
         Default of `vocab_size`.
     padded : bool
         RoBERTa's kind: the rows of positions up to that of the token for padding are for no token.
+    fixed : Config, optional
+        Fields that the class fixes.
     """
     for name in ("is_decoder", "add_cross_attention", "use_task_id"):
         if keys.flag(name, False):
@@ -52,7 +61,7 @@ def read_bert(keys: Keys, architecture: str, *, vocab: int = 30522, padded: bool
         "vocab": keys.integer("vocab_size", vocab),
         "positions": positions,
         "segments": keys.integer("type_vocab_size", 2),
-        "next_sentence": architecture == "BertForPreTraining",
+        "next_sentence": architecture.endswith("BertForPreTraining"),
         "activation": keys.choice("hidden_act", ACTIVATIONS, "gelu"),
         "epsilon": keys.number("layer_norm_eps", 1e-12),
         "tied": keys.flag("tie_word_embeddings", True),
@@ -64,7 +73,7 @@ def read_bert(keys: Keys, architecture: str, *, vocab: int = 30522, padded: bool
             raise keys.error("max_position_embeddings", "expected more than those for padding")
     alone = "ForCausalLM" in architecture or "LMHead" in architecture
     notes = ("is_decoder is false: planned as an encoder that predicts masked tokens",) * alone
-    return Mapped("bert", config, positions, notes)
+    return Mapped("bert", config | (fixed or {}), positions, notes)
 
 
 def read_t5(keys: Keys, architecture: str) -> Mapped:
@@ -145,6 +154,10 @@ def _sides(keys: Keys, name: str, default: int) -> tuple[int, int]:
 
 MODEL_TYPES: dict[str, ModelType] = {
     "bert": ModelType(("BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel"), read_bert),
+    "megatron-bert": ModelType(
+        tuple(f"MegatronBertFor{head}" for head in ("PreTraining", "MaskedLM", "CausalLM")),
+        partial(read_bert, vocab=29056, fixed={"pre_norms": True, "embedding_norm": False}),
+    ),
     "ernie": ModelType(("ErnieForMaskedLM", "ErnieForCausalLM"), read_bert),
     **{
         name: ModelType(
@@ -154,6 +167,10 @@ MODEL_TYPES: dict[str, ModelType] = {
             ("camembert", "Camembert", read_bert),
             ("data2vec-text", "Data2VecText", read_bert),
             ("roberta", "Roberta", partial(read_bert, vocab=50265)),
+            (
+                *("roberta-prelayernorm", "RobertaPreLayerNorm"),
+                partial(read_bert, vocab=50265, fixed={"pre_norms": True}),
+            ),
             ("xlm-roberta", "XLMRoberta", read_bert),
         )
     },

@@ -27,6 +27,8 @@ def window_fields(keys: Keys, row: DecoderType) -> Config:
             return fields | _chunk_fields(keys, no_angles)
     used = "use_sliding_window" not in keys.values or keys.flag("use_sliding_window")
     window = keys.integer("sliding_window", 0, least=0, null=0) if used else 0
+    if "local_attention" in keys.values:  # ModernBERT counts the keys of both sides
+        window = keys.integer("local_attention", least=2) // 2
     layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
     if not window:
         return fields
@@ -169,6 +171,36 @@ def _chunk_fields(keys: Keys, unturned: tuple[int, ...]) -> Config:
         "full_layers": full if chunk and len(full) < layers else (),
         "tempered_from": keys.integer("floor_scale") if tempered and unturned else 0,
     }
+
+
+def index_reusing_layers(keys: Keys) -> tuple[int, ...]:
+    """Return the layers that attend to the keys which the indexer of a layer before has chosen.
+
+    Parameters
+    ----------
+    keys : Keys
+        Those that the model type has, with defaults.
+
+    Raises
+    ------
+    ModelError
+        A layer is of a kind that there is not.
+    """
+    layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
+    name, own, other = "indexer_types", "full", "shared"
+    if not keys.has(name) and keys.has("index_topk_pattern"):
+        name = "index_topk_pattern"
+        if isinstance(keys.values[name], str):
+            letters = [{"F": own, "S": other}.get(c, c) for c in keys.text(name)]
+            keys = keys.without(name).over({name: letters})
+    kinds = keys.texts(name)
+    if not kinds:
+        step = keys.integer("index_topk_freq")
+        first = keys.integer("index_skip_topk_offset", most=LAYERS_MAX) - 1
+        return tuple(layer for layer in range(layers) if max(layer - first, 0) % step)
+    if len(kinds) != layers or set(kinds) - {own, other} or kinds[0] != own:
+        raise keys.error(name, f"expected {layers} of `{own}` and `{other}`, the first `{own}`")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == other)
 
 
 def dense_layers(keys: Keys) -> tuple[int, ...]:

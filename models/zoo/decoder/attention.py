@@ -42,10 +42,10 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
-        mixed = _gated(builder, config, x, mixed, queries, heads)
+        mixed = gated(builder, config, x, mixed, queries, heads)
     if config.inner_norms:
         mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
-    return project_out(builder, config, mixed, grouped=grouped)
+    return project_out(builder, config, mixed, layer, grouped=grouped)
 
 
 def _keys_and_values(
@@ -162,7 +162,9 @@ def with_sinks(builder: GraphBuilder, config: DecoderConfig, mixed: str, query_h
     )
 
 
-def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
+def project_out(
+    builder: GraphBuilder, config: DecoderConfig, mixed: str, layer: int, *, grouped: bool
+) -> str:
     """Add the projection of what the heads made back to the residual stream."""
     heads = "g r u" if grouped else "h u"
     return dense(
@@ -172,7 +174,7 @@ def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, gro
         f"b t {heads}, {heads} n -> b t n",
         {"n": config.hidden},
         std=config.residual_std,
-        bias=config.out_bias,
+        bias=config.has_out_bias(layer),
     )
 
 
@@ -200,7 +202,7 @@ def _projected(
     )
 
 
-def _gated(
+def gated(
     builder: GraphBuilder,
     config: DecoderConfig,
     x: str,
@@ -208,7 +210,17 @@ def _gated(
     heads: str,
     sizes: dict[str, int],
 ) -> str:
-    """Add the gate of what the heads made, of as many features or a number for each head."""
+    """Add the gate of what the heads made, of as many features or a number for each head.
+
+    Parameters
+    ----------
+    builder, config
+        As for any part.
+    x : str
+        What the gate is made of [b t k].
+    mixed, heads, sizes
+        What the heads made, labels of heads and their features `d`, and sizes of these.
+    """
     dims = f"b t {heads}"
     open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
     labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std

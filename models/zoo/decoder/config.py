@@ -66,6 +66,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         What attention and feed-forward part add to the stream is multiplied by this.
     parallel, shared_norm : bool
         Attention and feed-forward part read the same residual stream; and the same norm of it.
+    head_activation : str
+        The head has a product as wide as the stream, this activation and a norm before its logits
+        ("": not; BERT's kind).
+    first_norm : bool
+        What the attention of the first layer reads is normed (ModernBERT's embeddings are already).
     pre_norms, post_norms : bool
         What attention and feed-forward part read is normed; what they add to the stream is normed.
     sum_norms : bool
@@ -88,6 +93,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         as many keys (Gemma 3n); the width of their feed-forward parts (0: `ffn_hidden`).
     qkv_bias, out_bias : bool
         The projections before attention, and the one after it, have biases.
+    last_out_bias : bool
+        In the last layer the projection after attention has a bias (GPT-NeoX Japanese).
     qk_norm : str
         Queries and keys are normed over a head's features: "", "rms", "layer" or "unscaled" (root
         mean square without weights, and only in layers that turn by position).
@@ -151,10 +158,19 @@ rope_slow, rope_truncate
         Sizes of a vector of every token that a layer has of its own (Gemma 3n, Gemma 4).
     attention_post_norms : bool
         In layers with attention norms stand behind the parts, not before them (OLMo hybrid).
+    gate_from_query : bool
+        In latent attention the gate of what the heads made, and queries, are made from the query's
+        narrow vector, normed and not, side by side (A.X-K2).
+    norm_gate_rank : int
+        Norms of what attention and experts read are multiplied by the sigmoid of a product of two
+        narrow matrices, of this rank, with the norm (0: not; A.X-K2).
     index_topk, index_heads, index_dim, index_interleaved
         Sparse attention (DeepSeek-V3.2): a query attends to the `index_topk` keys (0: to all) that
         an indexer with so many heads of so many features chooses, the first `rotary_dims` of them
         turned as those of attention, in pairs of neighbours or not. The indexer is not trained.
+    index_reusing_layers : tuple of int
+        Layers without an indexer, whose queries attend to the keys that were chosen for them in the
+        last layer before that has one (GLM-5.2, Hy4).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
@@ -222,6 +238,8 @@ rope_slow, rope_truncate
     residual_scale: float = 1.0
     parallel: bool = False
     shared_norm: bool = False
+    head_activation: str = ""
+    first_norm: bool = True
     pre_norms: bool = True
     post_norms: bool = False
     sum_norms: bool = False
@@ -229,6 +247,7 @@ rope_slow, rope_truncate
     inner_norms: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
+    last_out_bias: bool = False
     qk_norm: str = ""
     qk_norm_whole: bool = False
     qk_norm_last: bool = False
@@ -275,10 +294,13 @@ rope_slow, rope_truncate
     compression: Compression | None = None
     connections: HyperConnections | None = None
     attention_post_norms: bool = False
+    gate_from_query: bool = False
+    norm_gate_rank: int = 0
     index_topk: int = 0
     index_heads: int = 0
     index_dim: int = 0
     index_interleaved: bool = False
+    index_reusing_layers: tuple[int, ...] = ()
     activation: str = "silu"
     gated: bool = True
     ffn_bias: bool = False
@@ -369,6 +391,10 @@ rope_slow, rope_truncate
         alike = (other for other in before if self.is_full(other) is self.is_full(layer))
         return max(alike, default=None)
 
+    def has_out_bias(self, layer: int) -> bool:
+        """True if the projection after this layer's attention has a bias."""
+        return self.out_bias or (self.last_out_bias and layer == self.layers - 1)
+
     def ffn_width(self, layer: int) -> int:
         """Width of the feed-forward part of this layer."""
         return (self.reusing_ffn_hidden if self.reuses(layer) else 0) or self.ffn_hidden
@@ -388,6 +414,7 @@ _COUNTS = (
     *("window", "chunk", "tempered_from"),
     *("rotary_dims", "window_rotary_dims", "rope_original", "kv_lora", "q_lora", "value_dim"),
     *("index_topk", "index_heads", "index_dim", "full_kv_heads", "full_head_dim"),
+    "norm_gate_rank",
     *("reusing_layers", "reusing_ffn_hidden"),
     *("experts", "experts_per_token", "expert_hidden", "shared_hidden", "ffn_hidden"),
     *("conv_taps", "expert_latent", "mtp_layers", "learned_positions", "position_offset"),
@@ -417,8 +444,12 @@ def check(spec: ModelSpec, config: DecoderConfig) -> None:
     _one_of(name, "norm", config.norm, NORMS)
     _one_of(name, "qk_norm", config.qk_norm, QUERY_NORMS)
     _one_of(name, "attention_gate", config.attention_gate, GATES)
+    _one_of(name, "head_activation", config.head_activation, ("", *ACTIVATIONS))
+    if config.head_activation and config.mtp_layers:
+        raise ModelError(f"{name}: `mtp_layers` and `head_activation` exclude each other: set one")
     _one_of(name, "activation", config.activation, FEED_FORWARD_ACTIVATIONS)
-    for field in ("full_layers", "dense_layers", "unturned_layers", "hash_layers"):
+    listed = ("full_layers", "dense_layers", "unturned_layers", "hash_layers")
+    for field in (*listed, "index_reusing_layers"):
         for layer in getattr(config, field):
             if not 0 <= layer < config.layers:
                 raise ModelError(
@@ -526,9 +557,17 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
     plain = not (config.kv_lora or config.compression)
     if plain and (config.q_lora or config.value_dim not in (0, config.head_dim)):
         raise ModelError(f"{name}: `q_lora` and `value_dim` belong to latent attention (`kv_lora`)")
+    if config.gate_from_query and not (config.kv_lora and config.q_lora and config.attention_gate):
+        raise ModelError(
+            f"{name}: `gate_from_query` needs `kv_lora`, `q_lora` and `attention_gate`: set these"
+        )
     if (config.index_topk and plain) or (config.index_topk and not config.q_lora):
         raise ModelError(
             f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"
+        )
+    if config.index_reusing_layers and (not config.index_topk or 0 in config.index_reusing_layers):
+        raise ModelError(
+            f"{name}: `index_reusing_layers` needs `index_topk` and an indexer in layer 0"
         )
     if config.index_topk and (config.index_heads < 1 or config.index_dim < config.rotary_dims):
         raise ModelError(

@@ -63,6 +63,12 @@ def _template(config: DecoderConfig, layer: int) -> str:
         parts.append("reusing" if config.reuses(layer) else "own")
     if config.unturned_layers:
         parts.append("unturned" if layer in config.unturned_layers else "turned")
+    if config.index_reusing_layers:
+        parts.append("reusing" if layer in config.index_reusing_layers else "indexing")
+    if not config.first_norm:
+        parts.append("others" if layer else "first")
+    if config.last_out_bias:
+        parts.append("last" if layer == config.layers - 1 else "others")
     return ".".join(parts)
 
 

@@ -68,7 +68,7 @@ def add_head(builder: GraphBuilder, config: DecoderConfig, streams: Streams, tab
     builder.begin_block("head")
     x, *further = streams.names
     x = collapse(builder, config, "streams", x)
-    normed = final_norm(builder, config, "ln", x)
+    normed = _transformed(builder, config, final_norm(builder, config, "ln", x))
     shape = builder.tensors[x].shape[:2]
     targets = builder.input("targets", "b t", shape, source="targets", values=config.vocab)
     logits = _capped(builder, config, "logits", _logits(builder, config, normed, table))
@@ -93,6 +93,16 @@ def add_head(builder: GraphBuilder, config: DecoderConfig, streams: Streams, tab
         parts = (*losses, *streams.balance)
         builder.apply("add", name, parts, f"{', ' * (len(parts) - 1)} -> ")
     builder.apply("count_valid", "token_count", (targets,), "b t -> ")
+
+
+def _transformed(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
+    """Add product, activation and norm before the logits, where the head has them."""
+    if not config.head_activation:
+        return x
+    labels, sizes, std = "b t k, k n -> b t n", {"n": config.hidden}, config.init_std
+    x = dense(builder, "transform", x, labels, sizes, std=std, bias=False)
+    x = builder.apply(config.head_activation, "transform.active", (x,), "b t n -> b t n")
+    return stream_norm(builder, config, "transform.norm", x)
 
 
 def _loss(builder: GraphBuilder, name: str, logits: str, targets: str) -> str:

@@ -14,7 +14,7 @@ heads share a key, is that of `sparse_attention.py` alone.
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.attention import mix, project_out, rotary_attributes
+from millrace.models.zoo.decoder.attention import gated, mix, project_out, rotary_attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.sparse_attention import sparse_attention
 from millrace.models.zoo.norms import add_norm
@@ -24,7 +24,13 @@ LATENT_EPSILON = 1e-6  # norms of latent vectors have it, whatever the stream's 
 
 def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) -> str:
     """Add the attention of one layer to the block and return what it adds to the stream `x`."""
-    source = _latent(builder, config, "q", x, config.q_lora) if config.q_lora else x
+    normed = source = _latent(builder, config, "q", x, config.q_lora) if config.q_lora else x
+    if config.gate_from_query:
+        narrow = builder.full_name("attn.q.latent")
+        shape = (*builder.tensors[x].shape[:2], 2 * config.q_lora)
+        source = builder.apply(
+            "concat", "attn.q.both", (normed, narrow), "b t c!, b t c! -> b t k!", shapes=(shape,)
+        )
     query = dense(
         builder,
         "attn.q",
@@ -47,13 +53,18 @@ def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer
     turned = _turned(builder, config, layer, "k", turned, "b t p")
     if config.index_topk:
         latent = _latent(builder, config, "kv", x, config.kv_lora)
-        return sparse_attention(
+        mixed = sparse_attention(
             builder, config, x, layer,
-            query=query, query_latent=source, turned=turned, latent=latent,
+            query=query, query_latent=normed, turned=turned, latent=latent,
         )  # fmt: skip
-    key, value = _keys_and_values(builder, config, x, turned)
-    mixed = mix(builder, config, (query, key, value), layer, grouped=False)
-    return project_out(builder, config, mixed, grouped=False)
+    else:
+        key, value = _keys_and_values(builder, config, x, turned)
+        mixed = mix(builder, config, (query, key, value), layer, grouped=False)
+    if config.attention_gate:
+        sizes = {"h": config.heads, "d": config.value_dim or config.head_dim}
+        read = source if config.gate_from_query else x
+        mixed = gated(builder, config, read, mixed, "h d", sizes)
+    return project_out(builder, config, mixed, layer, grouped=False)
 
 
 def _keys_and_values(

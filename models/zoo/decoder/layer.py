@@ -3,7 +3,7 @@
 Shape legend: b batch, t sequence, d n hidden.
 """
 
-from millrace.models.builder import GraphBuilder
+from millrace.models.builder import GraphBuilder, dense
 from millrace.models.zoo.decoder.attention import attention
 from millrace.models.zoo.decoder.compressed import compressed_attention
 from millrace.models.zoo.decoder.config import DecoderConfig
@@ -102,15 +102,15 @@ def _fed_forward(
         return feed_forward(builder, config, "mlp", x, config.ffn_width(layer)), None
     if not config.dense_beside:
         return experts(builder, config, x)
-    dense = feed_forward(builder, config, "mlp", x, config.ffn_width(layer))
-    dense = stream_norm(builder, config, "mlp.norm", dense)
+    beside = feed_forward(builder, config, "mlp", x, config.ffn_width(layer))
+    beside = stream_norm(builder, config, "mlp.norm", beside)
     scored = stream_norm(builder, config, "experts.router.norm", stream)
     scored = scaled(builder, "experts.router.scaled", scored, "b t n", config.hidden**-0.5)
     sent = stream_norm(builder, config, "experts.ln", stream)
     routed, balance = experts(builder, config, sent, scored)
     routed = stream_norm(builder, config, "experts.norm", routed)
     labels = "b t n, b t n -> b t n"
-    return builder.apply("add", "mlp.both", (dense, routed), labels), balance
+    return builder.apply("add", "mlp.both", (beside, routed), labels), balance
 
 
 def stream_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str) -> str:
@@ -139,8 +139,21 @@ def _summed(
 
 
 def _pre_norm(builder: GraphBuilder, config: DecoderConfig, name: str, x: str, layer: int) -> str:
-    """Add the norm of what a part reads, where the layer has one."""
-    return stream_norm(builder, config, name, x) if config.norms_before(layer) else x
+    """Add the norm of what a part reads, where the layer has one, and the gate of that."""
+    first = layer == 0 and name == "ln1"
+    if not config.norms_before(layer) or (first and not config.first_norm):
+        return x
+    normed = stream_norm(builder, config, name, x)
+    if not config.norm_gate_rank or (name == "ln2" and not config.has_experts(layer)):
+        return normed
+    labels, std = "b t k, k c -> b t c", config.init_std
+    sizes = {"c": config.norm_gate_rank}
+    narrow = dense(builder, f"{name}.gate.narrow", normed, labels, sizes, std=std, bias=False)
+    narrow = builder.apply("silu", f"{name}.gate.active", (narrow,), "b t c -> b t c")
+    labels, sizes = "b t c, c n -> b t n", {"n": config.hidden}
+    logit = dense(builder, f"{name}.gate.widen", narrow, labels, sizes, std=std, bias=False)
+    gate = builder.apply("sigmoid", f"{name}.gate.open", (logit,), "b t n -> b t n")
+    return builder.apply("mul", f"{name}.gated", (normed, gate), "b t n, b t n -> b t n")
 
 
 def _addend(builder: GraphBuilder, config: DecoderConfig, name: str, part: str, layer: int) -> str:

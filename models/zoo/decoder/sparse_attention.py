@@ -15,7 +15,7 @@ relu(q k); scales of w and of the products, which change no choice, are left out
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.attention import project_out, rotary_attributes
+from millrace.models.zoo.decoder.attention import rotary_attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.norms import add_norm
 
@@ -33,7 +33,7 @@ def sparse_attention(
     turned: str,
     latent: str,
 ) -> str:
-    """Add attention to chosen keys and return what it adds to the stream `x`.
+    """Add attention to chosen keys and return what its heads make [b t h u].
 
     Parameters
     ----------
@@ -82,14 +82,19 @@ def sparse_attention(
     sizes = (config.kv_lora, config.heads, config.value_dim or config.head_dim)
     weight = builder.parameter("attn.v.weight", "c h u", sizes, std=config.init_std)
     labels = "b t h c, c h u -> b t h u"
-    values = builder.apply("matmul", "attn.v.absorbed", (mixed, weight), labels)
-    return project_out(builder, config, values, grouped=False)
+    return builder.apply("matmul", "attn.v.absorbed", (mixed, weight), labels)
 
 
 def _chosen(
     builder: GraphBuilder, config: DecoderConfig, x: str, query_latent: str, layer: int
 ) -> str:
-    """Add the indexer, which reads what queries are made of and the stream, and its choice."""
+    """Add the indexer, which reads what queries are made of and the stream, and its choice.
+
+    Of a layer without one it is the choice of the last layer before that has one.
+    """
+    if layer in config.index_reusing_layers:
+        lender = max(set(range(layer)) - set(config.index_reusing_layers))
+        return f"h.{lender}.attn.index.chosen"
     heads, size = config.index_heads, config.index_dim
     parts = {
         "q": (query_latent, "i f", {"i": heads, "f": size}),

@@ -259,6 +259,8 @@ def test_the_scan_of_the_first_mamba_is_refused_with_the_reason(
         ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "is for one expert a token"),
         ({"model_type": "llama4_text", "router_jitter_noise": 0.1}, "not supported: 0"),
         ({"model_type": "kimi_k2", "scoring_func": "softmax"}, "expected one of sigmoid"),
+        ({"model_type": "glm_moe_dsa", "index_topk_pattern": "SF"}, "the first `full`"),
+        ({"model_type": "modernbert-decoder", "classifier_bias": True}, "expected false"),
     ],
 )
 def test_what_recent_models_may_not_say_is_refused(
@@ -268,6 +270,22 @@ def test_what_recent_models_may_not_say_is_refused(
     with pytest.raises(ModelError) as refused:
         read(tmp_path, plain | changes)
     assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, ()),
+        ({"index_topk_freq": 4}, (2, 3, 4)),
+        ({"index_topk_pattern": "FSFSSF"}, (1, 3, 4)),
+        ({"indexer_types": ["full", "shared"] * 3}, (1, 3, 5)),
+    ],
+)
+def test_layers_may_reuse_what_an_indexer_before_them_chose(
+    tmp_path: Path, changes: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    spec = read(tmp_path, {"model_type": "glm_moe_dsa", "num_hidden_layers": 6} | changes)
+    assert spec.config["index_reusing_layers"] == layers
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "", "a\0b"])

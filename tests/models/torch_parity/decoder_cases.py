@@ -17,6 +17,7 @@ overrides = optional("torch.overrides")
 transformers = optional("transformers")
 
 BATCH, SEQ_LEN, VOCAB = 2, 11, 29
+UNUSED = 0  # a token that no sample has, for classes whose padding does not learn
 
 LLAMA: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -221,7 +222,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_neox",
         NEOX | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
     ),
+    "gpt_neox_japanese": (
+        "gpt_neox_japanese",
+        LLAMA | {"intermediate_multiple_size": 2, "rotary_pct": 0.5},
+    ),
     "phi": ("phi", LLAMA | {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
+    "modernbert-decoder": (
+        "modernbert-decoder",
+        LLAMA | {"num_hidden_layers": 4, "local_attention": 8, "pad_token_id": UNUSED},
+    ),
+    "modernbert-decoder, biases": (
+        "modernbert-decoder",
+        LLAMA
+        | {"layer_types": ["sliding_attention", FULL], "local_attention": 8, "norm_bias": True}
+        | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False}
+        | {"classifier_activation": "relu", "tie_word_embeddings": False}
+        | {"pad_token_id": UNUSED},
+    ),
     "mpt": ("mpt", MPT | {"attn_config": {"clip_qkv": 0.9, "softmax_scale": 0.3}}),
     "mixtral": ("mixtral", LLAMA | EXPERTS),
     "qwen3_moe": (
@@ -300,6 +317,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm_moe_dsa",
         DEEPSEEK | SPARSE | {"mlp_layer_types": ["dense", "sparse", "dense"]},
     ),
+    "glm_moe_dsa, choices reused": (
+        "glm_moe_dsa",
+        DEEPSEEK | SPARSE | {"num_hidden_layers": 5, "index_topk_freq": 2},
+    ),
     "deepseek_v4": ("deepseek_v4", COMPRESSED),
     "deepseek_v4, all keys": (
         "deepseek_v4",
@@ -323,6 +344,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | {"moe_num_experts": 5, "moe_topk": 2, "moe_num_shared_experts": 2},
     ),
     "axk1": ("axk1", DEEPSEEK),
+    "axk2": ("axk2", DEEPSEEK | SPARSE | {"n_group": None, "topk_group": None}),
+    "axk2, groups, stretched": (
+        "axk2",
+        DEEPSEEK
+        | SPARSE
+        | {"gated_norm_rank": 3, "attention_bias": True}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
     "arcee": ("arcee", LLAMA | {"mlp_bias": True}),
     "biogpt": ("biogpt", LLAMA | {"max_position_embeddings": 16}),
     "bitnet": ("bitnet", LLAMA),

@@ -19,7 +19,7 @@ Parts = dict[str, Array]  # our name, without `.weight` or `.bias`: value
 Rule = Callable[[Array, Any], Parts]
 
 LAYER = re.compile(
-    r"(?:(?:model|model\.decoder|gpt_neox|biogpt)\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
+    r"(?:(?:model|model\.decoder|gpt_neox(?:_japanese)?|biogpt)\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
 )
 
 
@@ -257,6 +257,14 @@ def latent_and_shared(value: Array, config: Any) -> Parts:
     return {"attn.kv.latent": latent.T, "attn.k.shared": shared.T}
 
 
+def queries_and_gates(value: Array, config: Any) -> Parts:
+    """[(h (d + u)), 2 c]: the query of every head, of A.X-K2, and the gate of what it makes."""
+    heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
+    queries, gates = np.split(heads, [config.qk_nope_head_dim + config.qk_rope_head_dim], axis=1)
+    parts = turned_first(queries.reshape(-1, value.shape[1]), config)
+    return parts | {"attn.gate": gates.reshape(-1, value.shape[1]).T}
+
+
 def keys_and_values(value: Array, config: Any) -> Parts:
     heads = value.reshape(config.num_attention_heads, -1, value.shape[1])
     keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
@@ -270,6 +278,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("model.embed_tokens", "gpt_neox.embed_in", "transformer.wte", "biogpt.embed_tokens"),
+            *("gpt_neox_japanese.embed_in", "model.embeddings.tok_embeddings"),
             *("transformer.word_embeddings", "model.decoder.embed_tokens"),
             *("transformer.tokens_embed", "transformer.w"),
         ),
@@ -286,13 +295,22 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
             *("model.norm", "model.final_layernorm", "gpt_neox.final_layer_norm"),
+            *("gpt_neox_japanese.final_layer_norm", "model.final_norm"),
             *("transformer.ln_f", "transformer.norm_f"),
             *("model.decoder.final_layer_norm", "biogpt.layer_norm"),
             *("model.layer_norm", "transformer.layernorm"),
         ),
         same("head.ln"),
     ),
-    "lm_head": linear("head.logits"),
+    **dict.fromkeys(("lm_head", "decoder"), linear("head.logits")),
+    "model.embeddings.norm": same("embedding.ln"),
+    "lm_head.dense": linear("head.transform"),
+    "lm_head.norm": same("head.transform.norm"),
+    "attn_norm": same("ln1"),
+    "mlp_norm": same("ln2"),
+    "attn.Wo": linear("attn.out"),
+    "mlp.Wi": halves,
+    "mlp.Wo": linear("mlp.down"),
     **dict.fromkeys(
         (
             *("input_layernorm", "ln_1", "norm_1", "self_attn_layer_norm", "ln_attn"),
@@ -310,6 +328,16 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("post_self_attn_layernorm", "post_norm1"), same("attn.post")),
     **dict.fromkeys(("post_mlp_layernorm", "post_norm2"), same("mlp.post")),
     "post_attention_layernorm": second_norm,
+    **{
+        f"{theirs}.{part}": rule
+        for theirs, ours in (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
+        for part, rule in (
+            ("norm", same(ours)),
+            ("mlp.fc1", linear(f"{ours}.gate.narrow")),
+            ("mlp.fc2", linear(f"{ours}.gate.widen")),
+        )
+    },
+    "self_attn.q_gate_proj": queries_and_gates,
     "post_feedforward_layernorm": same("mlp.post"),
     "self_attn.sinks": same("attn.sinks"),
     "self_attn.q_proj": turned_first,
@@ -331,6 +359,7 @@ RULES: dict[str, Rule] = {
         ("self_attn.k_norm", "self_attn.k_layernorm", "self_attn.key_layernorm"),
         lambda value, config: {"attn.k.norm": turning_gathered(value, config)},
     ),
+    "attention.dense_bias": same("attn.out"),
     "self_attn.o_proj": heads_out,
     "self_attn.qkv_proj": grouped,
     "attention.query_key_value": by_heads,

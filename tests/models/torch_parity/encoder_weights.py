@@ -5,6 +5,7 @@ torch keeps as [outputs, inputs]; the filters of patches, 4 dims there, have cha
 Beyond that the two differ by a reshape.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -76,6 +77,17 @@ def roberta(layers: int, prefix: str, *, padding: int) -> Table:
         unused = padding + 1 if ours == "embedding.positions.weight" else 0
         table[ours] = TorchParameter(name, transposed, unused)
     return table
+
+
+def with_norms_before(table: Table, last: str, names: Mapping[str, str]) -> Table:
+    """A BERT's table with the final norm, and those of layers under the names that they have."""
+    changed = {}
+    for ours, row in table.items():
+        name = row.name
+        for old, new in names.items():
+            name = name.replace(old, new)
+        changed[ours] = row._replace(name=name)
+    return changed | norm("head.encoder.ln", last)
 
 
 def t5(layers: int, decoder_layers: int, *, gated: bool) -> Table:

@@ -175,6 +175,36 @@ def test_kin_of_bert_train_as_in_transformers(model_type: str, prefix: str, tmp_
     compare(model, spec, table, *masked_samples(), BATCH * MASKED)
 
 
+@pytest.mark.parametrize("architecture", ["PreTraining", "MaskedLM"])
+def test_megatrons_bert_trains_as_in_transformers(architecture: str, tmp_path: Path) -> None:
+    config = transformers.MegatronBertConfig(**BERT, pad_token_id=None)
+    name, paired = f"MegatronBertFor{architecture}", architecture == "PreTraining"
+    model = lively(getattr(transformers, name)(config))
+    spec = imported(config, name, tmp_path, SEQ_LEN)
+    spec = msgspec.structs.replace(spec, config=spec.config | {"masked": MASKED})
+    samples, given = masked_samples()
+    if paired:
+        given["next_sentence_label"] = samples["next_sentence"]
+    table = encoder_weights.bert(2, next_sentence=paired)
+    table = {ours: row for ours, row in table.items() if not ours.startswith("embedding.ln")}
+    names = {"attention.output.LayerNorm": "attention.ln", "output.LayerNorm": "ln"}
+    table = encoder_weights.with_norms_before(table, "bert.encoder.ln", names)
+    compare(model, spec, table, samples, given, BATCH * MASKED)
+
+
+def test_roberta_with_norms_before_its_parts_trains_as_in_transformers(tmp_path: Path) -> None:
+    config = transformers.RobertaPreLayerNormConfig(**BERT, pad_token_id=PADDING)
+    model = lively(transformers.RobertaPreLayerNormForMaskedLM(config))
+    spec = imported(config, type(model).__name__, tmp_path, SEQ_LEN)
+    spec = msgspec.structs.replace(spec, config=spec.config | {"masked": MASKED})
+    prefix = "roberta_prelayernorm"
+    names = {"attention.output.LayerNorm": "attention.LayerNorm"}
+    names["output.LayerNorm"] = "intermediate.LayerNorm"
+    table = encoder_weights.roberta(2, prefix, padding=PADDING)
+    table = encoder_weights.with_norms_before(table, f"{prefix}.LayerNorm", names)
+    compare(model, spec, table, *masked_samples(), BATCH * MASKED)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
