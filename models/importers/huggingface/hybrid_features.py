@@ -21,6 +21,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
 
 _LAYERS = "num_hidden_layers"
 _FULL = ("full_attention", "attention")
+_WINDOW = "sliding_attention"
 _RECURRENT = ("linear_attention", "mamba", "conv")
 _BARE = {"mlp": DENSE, "moe": EXPERTS}
 _STATE, _HEADS, _KIMI, _TAPS = (
@@ -45,13 +46,21 @@ def with_pattern(keys: Keys) -> Keys:
     letter = _letter(keys)
     if not letter:
         return keys
+    if "layer_cycle" in keys.values and not keys.texts("layer_types"):
+        layers = keys.integer(_LAYERS, most=LAYERS_MAX)
+        kinds = (*keys.texts("first_layers"), *keys.texts("layer_cycle") * layers)[:layers]
+        keys = keys.without("layer_types").over({"layer_types": kinds})
     pattern = _pattern(keys, letter)
     if not {ATTENTION, BOTH} & set(pattern):
         alone = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
         keys = keys.without(*alone).over(alone)
+    windows: dict[str, list[str]] = {}
+    kinds = keys.texts("layer_types")
+    if kinds and "sliding_window" in keys.values:
+        windows = {"layer_types": [kind if kind == _WINDOW else _FULL[0] for kind in kinds]}
     return (
         keys.without("layer_types")
-        .over({"pattern": pattern})
+        .over({"pattern": pattern} | windows)
         .without(_LAYERS)
         .over({_LAYERS: len(pattern)})
     )
@@ -126,6 +135,7 @@ def _pattern(keys: Keys, letter: str) -> str:
     kinds = keys.texts("layer_types")
     if kinds:
         letters_by_kind = dict.fromkeys(_FULL, ATTENTION) | dict.fromkeys(_RECURRENT, letter)
+        letters_by_kind |= {_WINDOW: ATTENTION} if "sliding_window" in keys.values else {}
         letters_by_kind |= _BARE if "hybrid_override_pattern" in keys.values else {}
         if set(kinds) - letters_by_kind.keys():
             raise keys.error("layer_types", f"expected a list of {', '.join(letters_by_kind)}")

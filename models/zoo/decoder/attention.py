@@ -84,7 +84,7 @@ def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
     config, layer
         As for any part.
     """
-    short = config.window_rope_base > 0 and layer not in config.full_layers
+    short = config.window_rope_base > 0 and not config.is_full(layer)
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,
         "dims": (config.window_rotary_dims if short else 0) or config.rotary_dims,

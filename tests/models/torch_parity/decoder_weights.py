@@ -170,6 +170,11 @@ def turning_gathered(value: Array, config: Any) -> Array:
     dim, other = (config.per_layer_config[kind].head_dim for kind in kinds)
     if value.shape[0] % dim or not value.shape[0] % other:
         return value
+    return turning_first(value, config, dim)
+
+
+def turning_first(value: Array, config: Any, dim: int) -> Array:
+    """[(h d), ...] with the first so many features of each half of a head in front."""
     turned = config.rope_parameters["full_attention"]["partial_rotary_factor"] * dim // 2
     halves = value.reshape(-1, 2, dim // 2, *value.shape[1:])
     parts = np.split(halves, [int(turned)], axis=2)

@@ -95,4 +95,18 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         LLAMA | {"num_hidden_layers": 3, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     ),
+    "lara_mini": (
+        "lara_mini",
+        HYBRID | DELTA | QWEN_EXPERTS | SHARED | {"head_dim": 8, "sliding_window": 4},
+    ),
+    "lara_mini, layers by name": (
+        "lara_mini",
+        HYBRID | DELTA | QWEN_EXPERTS | SHARED | KINDS | {"head_dim": 8, "attention_bias": True},
+    ),
+    "lfm3": ("lfm3", LLAMA | {"num_hidden_layers": 5, "head_dim": 8, "sliding_window": 4}),
+    "lfm3, plain": (
+        "lfm3",
+        LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "attention_bias": True}
+        | {"use_sandwich_norm": False, "use_attention_gate": False},
+    ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from millrace.models.arrays import Array
 from millrace.models.graph import Graph
-from tests.models.torch_parity.decoder_weights import RULES, Parts, linear, same
+from tests.models.torch_parity.decoder_weights import RULES, Parts, linear, same, turning_first
 
 LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 ENDS = re.compile(r"\.?(weight|bias)$")
@@ -42,6 +42,9 @@ def translated(
             and "linear_attn" not in name
         ):
             value = value + 1
+        is_full = layer and config.layer_types[int(layer[1])] == "full_attention"
+        if config.model_type == "lfm3" and is_full and re.search(r"\.[qk]_", part):
+            value = turning_first(value, config, config.head_dim)
         for ours, array in _parts(part, value, config).items():
             full = ours if ours.endswith(".bias") else f"{ours}.{kind}"
             full = f"{block}{full}"
@@ -171,6 +174,8 @@ HYBRID_RULES = {
     ),
     "norm": same("ln"),
     "operator_norm": same("ln1"),
+    "post_operator_norm": same("attn.post"),
+    "post_ffn_norm": same("mlp.post"),
     **dict.fromkeys(("pre_ff_layernorm", "ffn_norm"), same("ln2")),
     "ssm.A_log": same("ssm.a"),
     "ssm.D": same("ssm.d"),
