@@ -49,7 +49,8 @@ def shifted(name: str, value: Array, config: Any) -> Array:
     """
     if config.model_type == "nemotron" and "norm" in name:
         return value + name.endswith("weight")
-    if "gemma" in config.model_type and "gemma4" not in config.model_type and "norm" in name:
+    one_plus = "gemma" in config.model_type and "gemma4" not in config.model_type
+    if (one_plus or "minimax_m3" in config.model_type) and "norm" in name:
         return value + 1
     return value
 
@@ -436,6 +437,9 @@ RULES: dict[str, Rule] = {
                 value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
             )
         },
+    ),
+    "mlp.shared_experts.gate_up_proj": lambda value, config: dict(
+        zip(("shared.gate", "shared.up"), (half.T for half in np.split(value, 2)), strict=True)
     ),
     "shared_mlp.input_linear": lambda value, config: dict(
         zip(("shared.gate", "shared.up"), (half.T for half in np.split(value, 2)), strict=True)
