@@ -30,6 +30,7 @@ _STATE, _HEADS, _KIMI, _TAPS = (
     "linear_num_heads",
     "conv_taps",
 )
+_BOUND = "kda_lower_bound"
 
 _INFINITIES = ({"__float__": "Infinity"}, "inf")
 """Ways of transformers to write infinity into JSON."""
@@ -88,7 +89,7 @@ def hybrid_fields(keys: Keys) -> Config:
         fields["conv_taps"] = keys.integer("conv_taps")
     if "block_auto_adjust_ff_dim" in keys.values:
         fields["ffn_hidden"] = _rounded_width(keys)
-    if _KIMI in keys.values:
+    if _KIMI in keys.values and _BOUND not in keys.values:
         fields["unturned_layers"] = tuple(range(len(pattern)))
     if "position_embedding_type" in keys.values and keys.text(
         "position_embedding_type", null=""
@@ -154,11 +155,11 @@ def _full_by_default(keys: Keys, layers: int) -> Iterable[int]:
     attention = keys.section("linear_attn_config")
     if attention.has("full_attn_layers"):
         return [layer - 1 for layer in attention.integers("full_attn_layers")]
-    if _KIMI in keys.values:
-        return range(4, layers, 4)
     if "full_attention_interval" in keys.values:
         step = keys.integer("full_attention_interval")
         return range(step - 1, layers, step)
+    if _KIMI in keys.values:
+        return range(4, layers, 4)
     return ()
 
 
@@ -227,14 +228,22 @@ def _delta_net(keys: Keys) -> dict[str, Setting]:
 
 def _kimi_delta(keys: Keys) -> dict[str, Setting]:
     attention = keys.section("linear_attn_config")
-    heads = attention.integer("num_heads", keys.integer(_KIMI))
-    size = attention.integer("head_dim", keys.integer("linear_head_dim"))
+    usual = keys.integer(_KIMI, null=keys.integer("num_attention_heads"))
+    heads = attention.integer("num_heads", usual)
+    size = attention.integer(
+        "head_dim", keys.integer("linear_head_dim", null=keys.integer("head_dim", 1))
+    )
     taps = keys.integer("linear_conv_kernel_dim")
-    return {
+    sizes: dict[str, Setting] = {
         "key_heads": heads,
         "value_heads": heads,
         "key_dim": size,
         "value_dim": size,
         "taps": attention.integer("short_conv_kernel_size", taps),
-        "gate_rank": size,
     }
+    if _BOUND not in keys.values:
+        return sizes | {"gate_rank": size}
+    bounded = keys.flag("kda_safe_gate")
+    return sizes | (
+        {"decay_bound": -keys.number(_BOUND, least=-1e3, most=-1e-3)} if bounded else {}
+    )

@@ -42,7 +42,7 @@ def attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int) 
     query = _tempered(builder, config, layer, query, f"b t {queries}")
     mixed = mix(builder, config, (query, key, value), layer, grouped=grouped)
     if config.attention_gate:
-        mixed = _gated(builder, config, x, mixed, queries, heads)
+        mixed = gated(builder, config, x, mixed, queries, heads)
     if config.inner_norms:
         mixed = whole_norm(builder, config, "attn.norm", mixed, queries, config.norm)
     return project_out(builder, config, mixed, grouped=grouped)
@@ -162,6 +162,34 @@ def with_sinks(builder: GraphBuilder, config: DecoderConfig, mixed: str, query_h
     )
 
 
+def gated(
+    builder: GraphBuilder,
+    config: DecoderConfig,
+    x: str,
+    mixed: str,
+    heads: str,
+    sizes: dict[str, int],
+) -> str:
+    """Add the gate of what the heads made, of as many features or a number for each head.
+
+    Parameters
+    ----------
+    builder, config, x
+        As for any attention.
+    mixed, heads : str
+        What the heads made, and its dims behind `b t`, features last.
+    sizes : dict
+        Sizes of these dims.
+    """
+    dims = f"b t {heads}"
+    open_dims = heads.rpartition(" ")[0] if config.gate_per_head else heads
+    labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std
+    logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
+    labels = f"b t {open_dims} -> b t {open_dims}"
+    gate = builder.apply(config.attention_gate, "attn.gate.open", (logit,), labels)
+    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, b t {open_dims} -> {dims}")
+
+
 def project_out(builder: GraphBuilder, config: DecoderConfig, mixed: str, *, grouped: bool) -> str:
     """Add the projection of what the heads made back to the residual stream."""
     heads = "g r u" if grouped else "h u"
@@ -198,24 +226,6 @@ def _projected(
         f"b t {dims} -> b t {dims}",
         attributes={"low": -config.clip_qkv, "high": config.clip_qkv},
     )
-
-
-def _gated(
-    builder: GraphBuilder,
-    config: DecoderConfig,
-    x: str,
-    mixed: str,
-    heads: str,
-    sizes: dict[str, int],
-) -> str:
-    """Add the gate of what the heads made, of as many features or a number for each head."""
-    dims = f"b t {heads}"
-    open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
-    labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std
-    logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
-    labels = f"b t {open_dims} -> b t {open_dims}"
-    gate = builder.apply(config.attention_gate, "attn.gate.open", (logit,), labels)
-    return builder.apply("mul", "attn.gated", (mixed, gate), f"{dims}, b t {open_dims} -> {dims}")
 
 
 def whole_norm(

@@ -478,7 +478,7 @@ def _check_pattern(name: str, config: DecoderConfig) -> None:
     if config.state_space is not None:
         check_state_space(name, config.state_space)
     if config.delta_net is not None:
-        check_delta_net(name, config.delta_net, with_gates=KIMI_DELTA in letters)
+        check_delta_net(name, config.delta_net)
     if EXPERTS in letters and not config.experts:
         raise ModelError(f"{name}: `pattern` has {EXPERTS} (experts), `experts` is 0")
     if bare and config.parallel:
@@ -530,6 +530,8 @@ def _check_attention(name: str, config: DecoderConfig) -> None:
         raise ModelError(
             f"{name}: `index_topk` is for latent attention: set `kv_lora` and `q_lora`, or it to 0"
         )
+    if config.index_topk and config.attention_gate:
+        raise ModelError(f"{name}: `index_topk` and `attention_gate` exclude each other: set one")
     if config.index_topk and (config.index_heads < 1 or config.index_dim < config.rotary_dims):
         raise ModelError(
             f"{name}: an indexer needs `index_heads` from 1 and `index_dim` from rotary_dims "

@@ -14,7 +14,7 @@ heads share a key, is that of `sparse_attention.py` alone.
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.attention import mix, project_out, rotary_attributes
+from millrace.models.zoo.decoder.attention import gated, mix, project_out, rotary_attributes
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.decoder.sparse_attention import sparse_attention
 from millrace.models.zoo.norms import add_norm
@@ -53,6 +53,9 @@ def latent_attention(builder: GraphBuilder, config: DecoderConfig, x: str, layer
         )  # fmt: skip
     key, value = _keys_and_values(builder, config, x, turned)
     mixed = mix(builder, config, (query, key, value), layer, grouped=False)
+    if config.attention_gate:
+        sizes = {"h": config.heads, "u": config.value_dim or config.head_dim}
+        mixed = gated(builder, config, x, mixed, "h u", sizes)
     return project_out(builder, config, mixed, grouped=False)
 
 

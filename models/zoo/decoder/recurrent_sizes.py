@@ -69,7 +69,10 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     taps : int
         Tokens that the convolution before the recurrence sees.
     gate_rank : int
-        Width through which the decays and gates of Kimi delta attention are made.
+        Width through which the decays and gates of Kimi delta attention are made (0: straight from
+        the stream, as in Ling 3).
+    decay_bound : float
+        Logarithms of decays are minus this times a sigmoid (0: a softplus without bound).
     beta_scale : float
         What the sigmoid that says how much a key is overwritten is multiplied by (2: states may
         change their sign, Grazzi et al., arXiv 2411.12537).
@@ -83,6 +86,7 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     value_dim: int
     taps: int = 4
     gate_rank: int = 0
+    decay_bound: float = 0.0
     beta_scale: float = 1.0
     epsilon: float = 0.0
 
@@ -102,10 +106,11 @@ def check_state_space(name: str, sizes: StateSpace) -> None:
         )
 
 
-def check_delta_net(name: str, sizes: DeltaNet, *, with_gates: bool) -> None:
+def check_delta_net(name: str, sizes: DeltaNet) -> None:
     """Raise ModelError where the sizes of a delta net do not fit together."""
     fields = ("key_heads", "value_heads", "key_dim", "value_dim", "taps")
-    _positive(name, "delta_net", sizes, (*fields, "gate_rank") if with_gates else fields)
+    _positive(name, "delta_net", sizes, fields)
+    _positive(name, "delta_net", sizes, ("gate_rank", "decay_bound"), least=0)
     if sizes.value_heads % sizes.key_heads:
         raise ModelError(
             f"{name}: `delta_net`: value_heads ({sizes.value_heads}) is not divisible by key_heads "
@@ -130,7 +135,9 @@ def check_pattern(name: str, pattern: str, layers: int, *, bare: bool) -> None:
             )
 
 
-def _positive(name: str, field: str, sizes: msgspec.Struct, parts: tuple[str, ...]) -> None:
+def _positive(
+    name: str, field: str, sizes: msgspec.Struct, parts: tuple[str, ...], least: int = 1
+) -> None:
     for part in parts:
-        if (value := getattr(sizes, part)) < 1:
-            raise ModelError(f"{name}: `{field}`: {part} is {value}, below 1")
+        if (value := getattr(sizes, part)) < least:
+            raise ModelError(f"{name}: `{field}`: {part} is {value}, below {least}")

@@ -89,7 +89,7 @@ def _parts(part: str, value: Array, config: Any) -> Parts:
         sizes = _delta_sizes(config)
         cuts = np.cumsum([sizes["g"] * sizes["n"]] * 2)
         return _named("delta.{}", "qkv", [rows.T for rows in np.split(value, cuts)])
-    if config.model_type == "kimi_linear" and part in KIMI and _is_delta(part, value, config):
+    if config.model_type in KIMI_TYPES and part in KIMI and _is_delta(part, value, config):
         return {KIMI[part]: value.T if value.ndim == 2 else value}
     if part == "self_attn.q_proj" and config.model_type in ONE_PLUS:
         heads = value.reshape(config.num_attention_heads, 2, -1, value.shape[1])
@@ -129,7 +129,7 @@ def _state_space(part: str, value: Array, config: Any) -> Parts:
 
 
 def _delta_sizes(config: Any) -> dict[str, int]:
-    if config.model_type == "kimi_linear":
+    if config.model_type in KIMI_TYPES:
         return {"g": config.linear_num_heads, "n": config.linear_head_dim}
     return {"g": config.linear_num_key_heads, "n": config.linear_key_head_dim}
 
@@ -146,9 +146,10 @@ def _interleaved(value: Array, config: Any) -> Parts:
 def _is_delta(part: str, value: Array, config: Any) -> bool:
     """True of Kimi delta attention, whose projections are called as attention's; widths tell."""
     width = config.linear_num_heads * config.linear_head_dim
-    return part not in ("self_attn.q_proj", "self_attn.o_proj") or width in value.shape
+    return part not in [f"self_attn.{name}_proj" for name in "qog"] or width in value.shape
 
 
+KIMI_TYPES = ("kimi_linear", "bailing_hybrid")
 KIMI = {
     "self_attn.q_proj": "delta.q",
     "self_attn.k_proj": "delta.k",
@@ -156,6 +157,8 @@ KIMI = {
     "self_attn.b_proj": "delta.b",
     "self_attn.o_proj": "delta.out",
     "self_attn.o_norm": "delta.norm",
+    "self_attn.g_proj": "delta.z",
+    "self_attn.forget_gate.f_proj": "delta.a",
     "self_attn.g_a_proj": "delta.z.narrow",
     "self_attn.g_b_proj": "delta.z",
     "self_attn.forget_gate.f_a_proj": "delta.a.narrow",
