@@ -14,6 +14,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     DELTA_NET,
     DENSE,
     EXPERTS,
+    GATED_UNIT,
     KIMI_DELTA,
     SHORT_CONVOLUTION,
     STATE_SPACE,
@@ -21,8 +22,8 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
 
 _LAYERS = "num_hidden_layers"
 _FULL = ("full_attention", "attention")
-_WINDOW = "sliding_attention"
-_RECURRENT = ("linear_attention", "mamba", "conv")
+_WINDOW, _WINDOWS = "sliding_attention", ("sliding_attention", "attention")
+_RECURRENT = ("linear_attention", "mamba", "conv", "recurrent")
 _BARE = {"mlp": DENSE, "moe": EXPERTS}
 _STATE, _HEADS, _KIMI, _TAPS = (
     "mamba_d_state",
@@ -30,7 +31,7 @@ _STATE, _HEADS, _KIMI, _TAPS = (
     "linear_num_heads",
     "conv_taps",
 )
-_BOUND = "kda_lower_bound"
+_UNIT, _BOUND = "lru_width", "kda_lower_bound"
 
 _INFINITIES = ({"__float__": "Infinity"}, "inf")
 """Ways of transformers to write infinity into JSON."""
@@ -58,7 +59,7 @@ def with_pattern(keys: Keys) -> Keys:
     windows: dict[str, list[str]] = {}
     kinds = keys.texts("layer_types")
     if kinds and "sliding_window" in keys.values:
-        windows = {"layer_types": [kind if kind == _WINDOW else _FULL[0] for kind in kinds]}
+        windows = {"layer_types": [_WINDOW if kind in _WINDOWS else _FULL[0] for kind in kinds]}
     return (
         keys.without("layer_types")
         .over({"pattern": pattern} | windows)
@@ -87,6 +88,12 @@ def hybrid_fields(keys: Keys) -> Config:
         fields["delta_net"] = _kimi_delta(keys)
     if SHORT_CONVOLUTION in pattern:
         fields["conv_taps"] = keys.integer("conv_taps")
+    if GATED_UNIT in pattern:
+        width = keys.integer(_UNIT, null=keys.integer("hidden_size"))
+        heads, taps = keys.integer("num_attention_heads"), keys.integer("conv1d_width")
+        fields["gated_unit"] = {"width": width, "blocks": heads, "taps": taps}
+    if _UNIT in keys.values:  # whose class halves it
+        fields["ffn_hidden"] = keys.integer("intermediate_size", least=2) // 2
     if "block_auto_adjust_ff_dim" in keys.values:
         fields["ffn_hidden"] = _rounded_width(keys)
     if _KIMI in keys.values and _BOUND not in keys.values:
@@ -122,6 +129,7 @@ def _letter(keys: Keys) -> str:
         (_HEADS, DELTA_NET),
         (_KIMI, KIMI_DELTA),
         (_TAPS, SHORT_CONVOLUTION),
+        (_UNIT, GATED_UNIT),
     )
     return next((letter for key, letter in kinds if key in keys.values), "")
 

@@ -2,8 +2,8 @@
 
 A pattern has a letter for every layer, those of Megatron-Core's hybrid patterns
 (megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), `K` for Kimi delta attention,
-`C` for a gated short convolution (LFM2) and `H` for attention and a state space side by side
-(Falcon-H1).
+`C` for a gated short convolution (LFM2), `R` for a gated linear recurrence (Griffin) and `H` for
+attention and a state space side by side (Falcon-H1).
 """
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from millrace.models.errors import ModelError
 
 STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA, SHORT_CONVOLUTION = "M", "*", "G", "K", "C"
-BOTH = "H"
+BOTH, GATED_UNIT = "H", "R"
 DENSE, EXPERTS = "-", "E"
 KINDS = {
     STATE_SPACE: "state_space",
@@ -20,6 +20,7 @@ KINDS = {
     KIMI_DELTA: "kimi_delta",
     SHORT_CONVOLUTION: "convolution",
     BOTH: "attention_and_state_space",
+    GATED_UNIT: "gated_unit",
     DENSE: "dense",
     EXPERTS: "experts",
 }
@@ -89,6 +90,32 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     decay_bound: float = 0.0
     beta_scale: float = 1.0
     epsilon: float = 0.0
+
+
+class GatedUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of a gated linear recurrence.
+
+    Attributes
+    ----------
+    width, blocks : int
+        Features, each with a state of one number, and blocks of them that make each other's gates.
+    taps : int
+        Tokens that the convolution before the recurrence sees.
+    """
+
+    width: int
+    blocks: int
+    taps: int = 4
+
+
+def check_gated_unit(name: str, sizes: GatedUnit) -> None:
+    """Raise ModelError where the sizes of a gated linear recurrence do not fit together."""
+    _positive(name, "gated_unit", sizes, ("width", "blocks", "taps"))
+    if sizes.width % sizes.blocks:
+        raise ModelError(
+            f"{name}: `gated_unit`: width ({sizes.width}) is not divisible by blocks "
+            f"({sizes.blocks})"
+        )
 
 
 def check_state_space(name: str, sizes: StateSpace) -> None:

@@ -102,6 +102,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2",
         LLAMA | {"num_hidden_layers": 3, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
     ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        HYBRID | {"attention_window_size": 4, "lru_width": 24, "intermediate_size": 40},
+    ),
     "lara_mini": (
         "lara_mini",
         HYBRID | DELTA | QWEN_EXPERTS | SHARED | {"head_dim": 8, "sliding_window": 4},

@@ -19,7 +19,12 @@ from tests.models.torch_parity.decoder_weights import RULES, Parts, linear, same
 LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 ENDS = re.compile(r"\.?(weight|bias)$")
 STATE_SPACE = ("in_proj", "conv1d", "A_log", "D", "dt_", "norm", "out_proj")
-ONE_PLUS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # norms multiply by 1 + weight
+ONE_PLUS = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "recurrent_gemma",
+)  # norms multiply by 1 + weight
 
 
 def translated(
@@ -177,6 +182,19 @@ HYBRID_RULES = {
     ),
     "norm": same("ln"),
     "operator_norm": same("ln1"),
+    "temporal_pre_norm": same("ln1"),
+    "channel_pre_norm": same("ln2"),
+    "model.final_norm": same("head.ln"),
+    "temporal_block.rg_lru.recurrent_param": same("unit.rate"),
+    **{
+        f"temporal_block.rg_lru.{theirs}_gate_": same(f"unit.{ours}")
+        for theirs, ours in (("input", "input"), ("recurrent", "decay"))
+    },
+    **{f"temporal_block.linear_{part}": linear(f"unit.{part}") for part in ("x", "y", "out")},
+    "temporal_block.conv_1d": same("unit.x.conv"),
+    **{f"temporal_block.{part}_proj": linear(f"attn.{part}") for part in "qkv"},
+    "temporal_block.o_proj": linear("attn.out"),
+    **{f"mlp_block.{part}_proj": linear(f"mlp.{part}") for part in ("gate", "up", "down")},
     "post_operator_norm": same("attn.post"),
     "post_ffn_norm": same("mlp.post"),
     **dict.fromkeys(("pre_ff_layernorm", "ffn_norm"), same("ln2")),
