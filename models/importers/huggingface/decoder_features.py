@@ -46,7 +46,13 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "use_parallel_residual": ("parallel",),
 }
 """Keys that are true or false, and the fields that they set."""
-SWITCHES = {"use_qk_norm": "qk_norm", "qk_layernorm": "qk_norm", "use_post_norm": "post_norms"}
+SWITCHES = {
+    "use_qk_norm": "qk_norm",
+    "qk_layernorm": "qk_norm",
+    "use_post_norm": "post_norms",
+    "use_sandwich_norm": "post_norms",
+    "use_attention_gate": "attention_gate",
+}
 """Keys that are true or false, and the field of the row that counts where they are true."""
 NUMBERS: dict[str, tuple[str, Callable[[float], float]]] = {
     "initializer_range": ("init_std", float),

@@ -14,6 +14,7 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     DELTA_NET,
     DENSE,
     EXPERTS,
+    GATED_UNIT,
     KIMI_DELTA,
     SHORT_CONVOLUTION,
     STATE_SPACE,
@@ -21,7 +22,8 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
 
 _LAYERS = "num_hidden_layers"
 _FULL = ("full_attention", "attention")
-_RECURRENT = ("linear_attention", "mamba", "conv")
+_WINDOW, _WINDOWS = "sliding_attention", ("sliding_attention", "attention")
+_RECURRENT = ("linear_attention", "mamba", "conv", "recurrent")
 _BARE = {"mlp": DENSE, "moe": EXPERTS}
 _STATE, _HEADS, _KIMI, _TAPS = (
     "mamba_d_state",
@@ -29,6 +31,7 @@ _STATE, _HEADS, _KIMI, _TAPS = (
     "linear_num_heads",
     "conv_taps",
 )
+_UNIT, _BOUND = "lru_width", "kda_lower_bound"
 
 _INFINITIES = ({"__float__": "Infinity"}, "inf")
 """Ways of transformers to write infinity into JSON."""
@@ -45,13 +48,21 @@ def with_pattern(keys: Keys) -> Keys:
     letter = _letter(keys)
     if not letter:
         return keys
+    if "layer_cycle" in keys.values and not keys.texts("layer_types"):
+        layers = keys.integer(_LAYERS, most=LAYERS_MAX)
+        kinds = (*keys.texts("first_layers"), *keys.texts("layer_cycle") * layers)[:layers]
+        keys = keys.without("layer_types").over({"layer_types": kinds})
     pattern = _pattern(keys, letter)
     if not {ATTENTION, BOTH} & set(pattern):
         alone = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
         keys = keys.without(*alone).over(alone)
+    windows: dict[str, list[str]] = {}
+    kinds = keys.texts("layer_types")
+    if kinds and "sliding_window" in keys.values:
+        windows = {"layer_types": [_WINDOW if kind in _WINDOWS else _FULL[0] for kind in kinds]}
     return (
         keys.without("layer_types")
-        .over({"pattern": pattern})
+        .over({"pattern": pattern} | windows)
         .without(_LAYERS)
         .over({_LAYERS: len(pattern)})
     )
@@ -77,9 +88,15 @@ def hybrid_fields(keys: Keys) -> Config:
         fields["delta_net"] = _kimi_delta(keys)
     if SHORT_CONVOLUTION in pattern:
         fields["conv_taps"] = keys.integer("conv_taps")
+    if GATED_UNIT in pattern:
+        width = keys.integer(_UNIT, null=keys.integer("hidden_size"))
+        heads, taps = keys.integer("num_attention_heads"), keys.integer("conv1d_width")
+        fields["gated_unit"] = {"width": width, "blocks": heads, "taps": taps}
+    if _UNIT in keys.values:  # whose class halves it
+        fields["ffn_hidden"] = keys.integer("intermediate_size", least=2) // 2
     if "block_auto_adjust_ff_dim" in keys.values:
         fields["ffn_hidden"] = _rounded_width(keys)
-    if _KIMI in keys.values:
+    if _KIMI in keys.values and _BOUND not in keys.values:
         fields["unturned_layers"] = tuple(range(len(pattern)))
     if "position_embedding_type" in keys.values and keys.text(
         "position_embedding_type", null=""
@@ -112,6 +129,7 @@ def _letter(keys: Keys) -> str:
         (_HEADS, DELTA_NET),
         (_KIMI, KIMI_DELTA),
         (_TAPS, SHORT_CONVOLUTION),
+        (_UNIT, GATED_UNIT),
     )
     return next((letter for key, letter in kinds if key in keys.values), "")
 
@@ -126,6 +144,7 @@ def _pattern(keys: Keys, letter: str) -> str:
     kinds = keys.texts("layer_types")
     if kinds:
         letters_by_kind = dict.fromkeys(_FULL, ATTENTION) | dict.fromkeys(_RECURRENT, letter)
+        letters_by_kind |= {_WINDOW: ATTENTION} if "sliding_window" in keys.values else {}
         letters_by_kind |= _BARE if "hybrid_override_pattern" in keys.values else {}
         if set(kinds) - letters_by_kind.keys():
             raise keys.error("layer_types", f"expected a list of {', '.join(letters_by_kind)}")
@@ -144,11 +163,11 @@ def _full_by_default(keys: Keys, layers: int) -> Iterable[int]:
     attention = keys.section("linear_attn_config")
     if attention.has("full_attn_layers"):
         return [layer - 1 for layer in attention.integers("full_attn_layers")]
-    if _KIMI in keys.values:
-        return range(4, layers, 4)
     if "full_attention_interval" in keys.values:
         step = keys.integer("full_attention_interval")
         return range(step - 1, layers, step)
+    if _KIMI in keys.values:
+        return range(4, layers, 4)
     return ()
 
 
@@ -217,14 +236,22 @@ def _delta_net(keys: Keys) -> dict[str, Setting]:
 
 def _kimi_delta(keys: Keys) -> dict[str, Setting]:
     attention = keys.section("linear_attn_config")
-    heads = attention.integer("num_heads", keys.integer(_KIMI))
-    size = attention.integer("head_dim", keys.integer("linear_head_dim"))
+    usual = keys.integer(_KIMI, null=keys.integer("num_attention_heads"))
+    heads = attention.integer("num_heads", usual)
+    size = attention.integer(
+        "head_dim", keys.integer("linear_head_dim", null=keys.integer("head_dim", 1))
+    )
     taps = keys.integer("linear_conv_kernel_dim")
-    return {
+    sizes: dict[str, Setting] = {
         "key_heads": heads,
         "value_heads": heads,
         "key_dim": size,
         "value_dim": size,
         "taps": attention.integer("short_conv_kernel_size", taps),
-        "gate_rank": size,
     }
+    if _BOUND not in keys.values:
+        return sizes | {"gate_rank": size}
+    bounded = keys.flag("kda_safe_gate")
+    return sizes | (
+        {"decay_bound": -keys.number(_BOUND, least=-1e3, most=-1e-3)} if bounded else {}
+    )

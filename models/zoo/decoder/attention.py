@@ -84,7 +84,7 @@ def rotary_attributes(config: DecoderConfig, layer: int) -> Attributes:
     config, layer
         As for any part.
     """
-    short = config.window_rope_base > 0 and layer not in config.full_layers
+    short = config.window_rope_base > 0 and not config.is_full(layer)
     plain: dict[str, int | float | str | bool] = {
         "base": config.window_rope_base if short else config.rope_base,
         "dims": (config.window_rotary_dims if short else 0) or config.rotary_dims,
@@ -222,7 +222,7 @@ def gated(
         What the heads made, labels of heads and their features `d`, and sizes of these.
     """
     dims = f"b t {heads}"
-    open_dims = heads.removesuffix(" d") if config.gate_per_head else heads
+    open_dims = heads.rpartition(" ")[0] if config.gate_per_head else heads
     labels, std = f"b t k, k {open_dims} -> b t {open_dims}", config.init_std
     logit = dense(builder, "attn.gate", x, labels, sizes, std=std, bias=False)
     labels = f"b t {open_dims} -> b t {open_dims}"

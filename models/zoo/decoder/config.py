@@ -16,12 +16,15 @@ from millrace.models.zoo.decoder.recurrent_sizes import (
     DELTA_NET,
     DENSE,
     EXPERTS,
+    GATED_UNIT,
     KIMI_DELTA,
     SHORT_CONVOLUTION,
     STATE_SPACE,
     DeltaNet,
+    GatedUnit,
     StateSpace,
     check_delta_net,
+    check_gated_unit,
     check_pattern,
     check_state_space,
 )
@@ -147,7 +150,7 @@ rope_slow, rope_truncate
         mixes its tokens ("": attention in all).
     bare_layers : bool
         A layer is one part behind one norm: what mixes tokens, a feed-forward part, or experts.
-    state_space, delta_net, conv_taps
+    state_space, delta_net, gated_unit, conv_taps
         Sizes of such layers, where the pattern has them; tokens that a gated short convolution
         sees (0: there is none).
     compression, connections
@@ -289,6 +292,7 @@ rope_slow, rope_truncate
     bare_layers: bool = False
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
+    gated_unit: GatedUnit | None = None
     conv_taps: int = 0
     layer_inputs: LayerInputs | None = None
     compression: Compression | None = None
@@ -495,6 +499,7 @@ def _check_pattern(name: str, config: DecoderConfig) -> None:
     for field, users in (
         ("state_space", {STATE_SPACE, BOTH}),
         ("delta_net", {DELTA_NET, KIMI_DELTA}),
+        ("gated_unit", {GATED_UNIT}),
     ):
         if (getattr(config, field) is None) == bool(letters & users):
             raise ModelError(
@@ -509,7 +514,9 @@ def _check_pattern(name: str, config: DecoderConfig) -> None:
     if config.state_space is not None:
         check_state_space(name, config.state_space)
     if config.delta_net is not None:
-        check_delta_net(name, config.delta_net, with_gates=KIMI_DELTA in letters)
+        check_delta_net(name, config.delta_net)
+    if config.gated_unit is not None:
+        check_gated_unit(name, config.gated_unit)
     if EXPERTS in letters and not config.experts:
         raise ModelError(f"{name}: `pattern` has {EXPERTS} (experts), `experts` is 0")
     if bare and config.parallel:

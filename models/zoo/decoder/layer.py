@@ -13,6 +13,7 @@ from millrace.models.zoo.decoder.latent_attention import latent_attention
 from millrace.models.zoo.decoder.part_sizes import HyperConnections
 from millrace.models.zoo.decoder.recurrent import (
     delta_net,
+    gated_unit,
     kimi_delta,
     short_convolution,
     state_space,
@@ -20,6 +21,7 @@ from millrace.models.zoo.decoder.recurrent import (
 from millrace.models.zoo.decoder.recurrent_sizes import (
     BOTH,
     DELTA_NET,
+    GATED_UNIT,
     KIMI_DELTA,
     SHORT_CONVOLUTION,
     STATE_SPACE,
@@ -32,6 +34,7 @@ RECURRENT = {
     DELTA_NET: delta_net,
     KIMI_DELTA: kimi_delta,
     SHORT_CONVOLUTION: short_convolution,
+    GATED_UNIT: gated_unit,
 }
 
 

@@ -2,8 +2,8 @@
 
 A pattern has a letter for every layer, those of Megatron-Core's hybrid patterns
 (megatron/core/ssm/mamba_hybrid_layer_allocation.py, read 2026-11), `K` for Kimi delta attention,
-`C` for a gated short convolution (LFM2) and `H` for attention and a state space side by side
-(Falcon-H1).
+`C` for a gated short convolution (LFM2), `R` for a gated linear recurrence (Griffin) and `H` for
+attention and a state space side by side (Falcon-H1).
 """
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from millrace.models.errors import ModelError
 
 STATE_SPACE, ATTENTION, DELTA_NET, KIMI_DELTA, SHORT_CONVOLUTION = "M", "*", "G", "K", "C"
-BOTH = "H"
+BOTH, GATED_UNIT = "H", "R"
 DENSE, EXPERTS = "-", "E"
 KINDS = {
     STATE_SPACE: "state_space",
@@ -20,6 +20,7 @@ KINDS = {
     KIMI_DELTA: "kimi_delta",
     SHORT_CONVOLUTION: "convolution",
     BOTH: "attention_and_state_space",
+    GATED_UNIT: "gated_unit",
     DENSE: "dense",
     EXPERTS: "experts",
 }
@@ -69,7 +70,10 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     taps : int
         Tokens that the convolution before the recurrence sees.
     gate_rank : int
-        Width through which the decays and gates of Kimi delta attention are made.
+        Width through which the decays and gates of Kimi delta attention are made (0: straight from
+        the stream, as in Ling 3).
+    decay_bound : float
+        Logarithms of decays are minus this times a sigmoid (0: a softplus without bound).
     beta_scale : float
         What the sigmoid that says how much a key is overwritten is multiplied by (2: states may
         change their sign, Grazzi et al., arXiv 2411.12537).
@@ -83,8 +87,35 @@ class DeltaNet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     value_dim: int
     taps: int = 4
     gate_rank: int = 0
+    decay_bound: float = 0.0
     beta_scale: float = 1.0
     epsilon: float = 0.0
+
+
+class GatedUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of a gated linear recurrence.
+
+    Attributes
+    ----------
+    width, blocks : int
+        Features, each with a state of one number, and blocks of them that make each other's gates.
+    taps : int
+        Tokens that the convolution before the recurrence sees.
+    """
+
+    width: int
+    blocks: int
+    taps: int = 4
+
+
+def check_gated_unit(name: str, sizes: GatedUnit) -> None:
+    """Raise ModelError where the sizes of a gated linear recurrence do not fit together."""
+    _positive(name, "gated_unit", sizes, ("width", "blocks", "taps"))
+    if sizes.width % sizes.blocks:
+        raise ModelError(
+            f"{name}: `gated_unit`: width ({sizes.width}) is not divisible by blocks "
+            f"({sizes.blocks})"
+        )
 
 
 def check_state_space(name: str, sizes: StateSpace) -> None:
@@ -102,10 +133,11 @@ def check_state_space(name: str, sizes: StateSpace) -> None:
         )
 
 
-def check_delta_net(name: str, sizes: DeltaNet, *, with_gates: bool) -> None:
+def check_delta_net(name: str, sizes: DeltaNet) -> None:
     """Raise ModelError where the sizes of a delta net do not fit together."""
     fields = ("key_heads", "value_heads", "key_dim", "value_dim", "taps")
-    _positive(name, "delta_net", sizes, (*fields, "gate_rank") if with_gates else fields)
+    _positive(name, "delta_net", sizes, fields)
+    _positive(name, "delta_net", sizes, ("gate_rank", "decay_bound"), least=0)
     if sizes.value_heads % sizes.key_heads:
         raise ModelError(
             f"{name}: `delta_net`: value_heads ({sizes.value_heads}) is not divisible by key_heads "
@@ -130,7 +162,9 @@ def check_pattern(name: str, pattern: str, layers: int, *, bare: bool) -> None:
             )
 
 
-def _positive(name: str, field: str, sizes: msgspec.Struct, parts: tuple[str, ...]) -> None:
+def _positive(
+    name: str, field: str, sizes: msgspec.Struct, parts: tuple[str, ...], least: int = 1
+) -> None:
     for part in parts:
-        if (value := getattr(sizes, part)) < 1:
-            raise ModelError(f"{name}: `{field}`: {part} is {value}, below 1")
+        if (value := getattr(sizes, part)) < least:
+            raise ModelError(f"{name}: `{field}`: {part} is {value}, below {least}")

@@ -447,6 +447,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LLAMA | QWEN_EXPERTS | WINDOWS | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
     "minicpm3": ("minicpm3", MINICPM),
+    "minimax_m3_vl_text": (
+        "minimax_m3_vl_text",
+        LLAMA
+        | {"num_hidden_layers": 3, "head_dim": 6, "num_local_experts": 5, "num_experts_per_tok": 2}
+        | {"dense_intermediate_size": 12, "shared_intermediate_size": 14, "swiglu_limit": 0.5}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
     "minimax_m2": ("minimax_m2", LLAMA | EXPERTS | {"head_dim": 6}),
     "ministral3": (
         "ministral3",

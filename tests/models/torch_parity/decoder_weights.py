@@ -49,7 +49,8 @@ def shifted(name: str, value: Array, config: Any) -> Array:
     """
     if config.model_type == "nemotron" and "norm" in name:
         return value + name.endswith("weight")
-    if "gemma" in config.model_type and "gemma4" not in config.model_type and "norm" in name:
+    one_plus = "gemma" in config.model_type and "gemma4" not in config.model_type
+    if (one_plus or "minimax_m3" in config.model_type) and "norm" in name:
         return value + 1
     return value
 
@@ -170,6 +171,11 @@ def turning_gathered(value: Array, config: Any) -> Array:
     dim, other = (config.per_layer_config[kind].head_dim for kind in kinds)
     if value.shape[0] % dim or not value.shape[0] % other:
         return value
+    return turning_first(value, config, dim)
+
+
+def turning_first(value: Array, config: Any, dim: int) -> Array:
+    """[(h d), ...] with the first so many features of each half of a head in front."""
     turned = config.rope_parameters["full_attention"]["partial_rotary_factor"] * dim // 2
     halves = value.reshape(-1, 2, dim // 2, *value.shape[1:])
     parts = np.split(halves, [int(turned)], axis=2)
@@ -460,6 +466,9 @@ RULES: dict[str, Rule] = {
                 value if config.model_type in INPUTS_FIRST else value.transpose(0, 2, 1)
             )
         },
+    ),
+    "mlp.shared_experts.gate_up_proj": lambda value, config: dict(
+        zip(("shared.gate", "shared.up"), (half.T for half in np.split(value, 2)), strict=True)
     ),
     "shared_mlp.input_linear": lambda value, config: dict(
         zip(("shared.gate", "shared.up"), (half.T for half in np.split(value, 2)), strict=True)

@@ -49,6 +49,8 @@ KIMI = DEEPSEEK | KINDS | {
     "q_lora_rank": None,
 }  # fmt: skip
 KIMI = {name: value for name, value in KIMI.items() if name != "n_routed_experts"}
+BAILING = {name: value for name, value in KIMI.items() if not name.startswith("linear_")}
+BAILING |= {"head_dim": 6, "num_key_value_heads": 4, "kda_lower_bound": -3.0}
 
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": (
@@ -91,8 +93,31 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": ("qwen3_5_moe_text", QWEN | QWEN_EXPERTS | SHARED),
     "olmo_hybrid": ("olmo_hybrid", HYBRID | KINDS | {"linear_num_value_heads": 8}),
     "kimi_linear": ("kimi_linear", KIMI),
+    "bailing_hybrid": ("bailing_hybrid", BAILING),
+    "bailing_hybrid, without bound": (
+        "bailing_hybrid",
+        BAILING | {"kda_safe_gate": False, "q_lora_rank": 8, "layer_group_size": 2},
+    ),
     "lfm2": (
         "lfm2",
         LLAMA | {"num_hidden_layers": 3, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        HYBRID | {"attention_window_size": 4, "lru_width": 24, "intermediate_size": 40},
+    ),
+    "lara_mini": (
+        "lara_mini",
+        HYBRID | DELTA | QWEN_EXPERTS | SHARED | {"head_dim": 8, "sliding_window": 4},
+    ),
+    "lara_mini, layers by name": (
+        "lara_mini",
+        HYBRID | DELTA | QWEN_EXPERTS | SHARED | KINDS | {"head_dim": 8, "attention_bias": True},
+    ),
+    "lfm3": ("lfm3", LLAMA | {"num_hidden_layers": 5, "head_dim": 8, "sliding_window": 4}),
+    "lfm3, plain": (
+        "lfm3",
+        LLAMA | {"num_hidden_layers": 3, "head_dim": 8, "attention_bias": True}
+        | {"use_sandwich_norm": False, "use_attention_gate": False},
     ),
 }  # fmt: skip

@@ -14,12 +14,17 @@ import numpy as np
 
 from millrace.models.arrays import Array
 from millrace.models.graph import Graph
-from tests.models.torch_parity.decoder_weights import RULES, Parts, linear, same
+from tests.models.torch_parity.decoder_weights import RULES, Parts, linear, same, turning_first
 
 LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 ENDS = re.compile(r"\.?(weight|bias)$")
 STATE_SPACE = ("in_proj", "conv1d", "A_log", "D", "dt_", "norm", "out_proj")
-ONE_PLUS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # norms multiply by 1 + weight
+ONE_PLUS = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "recurrent_gemma",
+)  # norms multiply by 1 + weight
 
 
 def translated(
@@ -42,6 +47,9 @@ def translated(
             and "linear_attn" not in name
         ):
             value = value + 1
+        is_full = layer and config.layer_types[int(layer[1])] == "full_attention"
+        if config.model_type == "lfm3" and is_full and re.search(r"\.[qk]_", part):
+            value = turning_first(value, config, config.head_dim)
         for ours, array in _parts(part, value, config).items():
             full = ours if ours.endswith(".bias") else f"{ours}.{kind}"
             full = f"{block}{full}"
@@ -86,7 +94,7 @@ def _parts(part: str, value: Array, config: Any) -> Parts:
         sizes = _delta_sizes(config)
         cuts = np.cumsum([sizes["g"] * sizes["n"]] * 2)
         return _named("delta.{}", "qkv", [rows.T for rows in np.split(value, cuts)])
-    if config.model_type == "kimi_linear" and part in KIMI and _is_delta(part, value, config):
+    if config.model_type in KIMI_TYPES and part in KIMI and _is_delta(part, value, config):
         return {KIMI[part]: value.T if value.ndim == 2 else value}
     if part == "self_attn.q_proj" and config.model_type in ONE_PLUS:
         heads = value.reshape(config.num_attention_heads, 2, -1, value.shape[1])
@@ -126,7 +134,7 @@ def _state_space(part: str, value: Array, config: Any) -> Parts:
 
 
 def _delta_sizes(config: Any) -> dict[str, int]:
-    if config.model_type == "kimi_linear":
+    if config.model_type in KIMI_TYPES:
         return {"g": config.linear_num_heads, "n": config.linear_head_dim}
     return {"g": config.linear_num_key_heads, "n": config.linear_key_head_dim}
 
@@ -143,9 +151,10 @@ def _interleaved(value: Array, config: Any) -> Parts:
 def _is_delta(part: str, value: Array, config: Any) -> bool:
     """True of Kimi delta attention, whose projections are called as attention's; widths tell."""
     width = config.linear_num_heads * config.linear_head_dim
-    return part not in ("self_attn.q_proj", "self_attn.o_proj") or width in value.shape
+    return part not in [f"self_attn.{name}_proj" for name in "qog"] or width in value.shape
 
 
+KIMI_TYPES = ("kimi_linear", "bailing_hybrid")
 KIMI = {
     "self_attn.q_proj": "delta.q",
     "self_attn.k_proj": "delta.k",
@@ -153,6 +162,8 @@ KIMI = {
     "self_attn.b_proj": "delta.b",
     "self_attn.o_proj": "delta.out",
     "self_attn.o_norm": "delta.norm",
+    "self_attn.g_proj": "delta.z",
+    "self_attn.forget_gate.f_proj": "delta.a",
     "self_attn.g_a_proj": "delta.z.narrow",
     "self_attn.g_b_proj": "delta.z",
     "self_attn.forget_gate.f_a_proj": "delta.a.narrow",
@@ -171,6 +182,21 @@ HYBRID_RULES = {
     ),
     "norm": same("ln"),
     "operator_norm": same("ln1"),
+    "temporal_pre_norm": same("ln1"),
+    "channel_pre_norm": same("ln2"),
+    "model.final_norm": same("head.ln"),
+    "temporal_block.rg_lru.recurrent_param": same("unit.rate"),
+    **{
+        f"temporal_block.rg_lru.{theirs}_gate_": same(f"unit.{ours}")
+        for theirs, ours in (("input", "input"), ("recurrent", "decay"))
+    },
+    **{f"temporal_block.linear_{part}": linear(f"unit.{part}") for part in ("x", "y", "out")},
+    "temporal_block.conv_1d": same("unit.x.conv"),
+    **{f"temporal_block.{part}_proj": linear(f"attn.{part}") for part in "qkv"},
+    "temporal_block.o_proj": linear("attn.out"),
+    **{f"mlp_block.{part}_proj": linear(f"mlp.{part}") for part in ("gate", "up", "down")},
+    "post_operator_norm": same("attn.post"),
+    "post_ffn_norm": same("mlp.post"),
     **dict.fromkeys(("pre_ff_layernorm", "ffn_norm"), same("ln2")),
     "ssm.A_log": same("ssm.a"),
     "ssm.D": same("ssm.d"),

@@ -9,7 +9,8 @@ Notes
 -----
 Yang, Kautz and Hatamizadeh, "Gated delta networks", arXiv 2412.06464 (2024), section 3.4, in
 Qwen3-Next's form (release of September 2025); Kimi Team, "Kimi Linear", arXiv 2510.26692 (2025),
-section 4: decays and gates by two narrow products, gates by a sigmoid.
+section 4: decays and gates by two narrow products, gates by a sigmoid. Ling 3, in the release that
+transformers 5.24 has, bounds the decays.
 """
 
 from math import sqrt
@@ -52,6 +53,8 @@ def kimi_delta(builder: GraphBuilder, config: DecoderConfig, x: str, layer: int)
     sizes, heads = _sizes(config)
 
     def by_narrow(part: str, dims: str) -> str:
+        if not sizes.gate_rank:
+            return projected(builder, config, f"delta.{part}", x, dims, heads)
         narrow = projected(builder, config, f"delta.{part}.narrow", x, "c", heads)
         labels = f"b t c, c {dims} -> b t {dims}"
         widths = {label: heads[label] for label in dims.split()}
@@ -100,9 +103,10 @@ def _recurred(
         factor = {"factor": sizes.beta_scale}
         beta = builder.apply("scale", "delta.beta.scaled", (beta,), labels, attributes=factor)
     step = with_bias(builder, "delta.step", given, decaying)
-    labels = f"b t {decaying} -> b t {decaying}"
-    step = builder.apply("softplus", "delta.step", (step,), labels)
-    decay = decays(builder, "delta.rate", step, decaying, HEADS)
+    if not sizes.decay_bound:
+        labels = f"b t {decaying} -> b t {decaying}"
+        step = builder.apply("softplus", "delta.step", (step,), labels)
+    decay = decays(builder, "delta.rate", step, decaying, HEADS, bound=sizes.decay_bound)
     mark = "!" if decaying == ROWS else ""
     labels = (
         f"b t! {KEYS}!, b t! {KEYS}!, b t! {VALUES}, b t! {decaying}{mark}, b t! {HEADS} "

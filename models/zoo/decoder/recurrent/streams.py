@@ -57,15 +57,20 @@ def head_parameter(builder: GraphBuilder, name: str, x: str, dims: str, *, init:
     return builder.parameter(name, dims, shape[: len(dims.split())], init=init, decay=False)
 
 
-def decays(builder: GraphBuilder, name: str, step: str, dims: str, heads: str) -> str:
+def decays(
+    builder: GraphBuilder, name: str, step: str, dims: str, heads: str, bound: float = 0.0
+) -> str:
     """Add the logarithms of decays: minus `step` times a positive number of every head.
 
-    The number is the exponential of a parameter, which starts at zero.
+    The number is the exponential of a parameter, which starts at zero. With a `bound` above zero
+    the logarithms are minus that times the sigmoid of the product.
     """
     logarithm = head_parameter(builder, f"{name}.weight", step, heads, init="zeros")
     rate = builder.apply("exp", f"{name}.rate", (logarithm,), f"{heads} -> {heads}")
     labels = f"b t {dims}, {heads} -> b t {dims}"
     fallen = builder.apply("mul", f"{name}.fallen", (step, rate), labels)
-    attributes = {"factor": -1.0}
+    attributes = {"factor": -(bound or 1.0)}
     labels = f"b t {dims} -> b t {dims}"
+    if bound:
+        fallen = builder.apply("sigmoid", f"{name}.share", (fallen,), labels)
     return builder.apply("scale", f"{name}.decay", (fallen,), labels, attributes=attributes)
