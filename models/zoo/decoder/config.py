@@ -173,7 +173,7 @@ rope_slow, rope_truncate
         turned as those of attention, in pairs of neighbours or not. The indexer is not trained.
     index_reusing_layers : tuple of int
         Layers without an indexer, whose queries attend to the keys that were chosen for them in the
-        last layer before that has one (GLM-5.2, Hy4).
+        last layer before that has one (`glm_moe_dsa` of transformers).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
