@@ -37,6 +37,7 @@ _FIXED: dict[str, Any] = {
     "window_rotary_dims": 0,
     "router_correction": False,
     "gate_per_head": False,
+    "cap_routed": False,
     "gate_from_query": False,
     "norm_gate_rank": 0,
     "last_out_bias": False,

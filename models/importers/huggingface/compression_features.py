@@ -94,6 +94,27 @@ def compression_fields(keys: Keys) -> Config:
     }
 
 
+def stream_fields(keys: Keys) -> Config:
+    """Return the fields of a DecoderConfig for several streams that are not mixed (Hy4).
+
+    Parameters
+    ----------
+    keys : Keys
+        Those that the model type has, with defaults.
+    """
+    if "hc_magnitude" not in keys.values:
+        return {}
+    return {
+        "connections": {
+            "streams": keys.integer("hc_mult"),
+            "rounds": 0,
+            "magnitude": keys.number("hc_magnitude", least=1e-12),
+            "epsilon": keys.number("hc_eps"),
+        },
+        "index_epsilon": keys.number("rms_norm_eps", most=1.0),
+    }
+
+
 def _rates(keys: Keys) -> dict[str, int]:
     section = keys.section("compress_rates")
     older = {SPARSE: "compress_rate_csa", HEAVY: "compress_rate_hca"}

@@ -11,6 +11,7 @@ from math import sqrt
 from millrace.models.importers.huggingface.activations import ACTIVATIONS
 from millrace.models.importers.huggingface.compression_features import (
     compression_fields,
+    stream_fields,
     with_ratios,
 )
 from millrace.models.importers.huggingface.decoder_types import NULL, DecoderType
@@ -133,7 +134,7 @@ def read_decoder(keys: Keys, row: DecoderType) -> Mapped:
         fields |= _laguna_gates(keys)
     if "multi_query" in keys.values:
         fields |= _shared_keys(keys)
-    fields |= hybrid_fields(keys) | compression_fields(keys)
+    fields |= hybrid_fields(keys) | compression_fields(keys) | stream_fields(keys)
     switched_off = {field for key, field in SWITCHES.items() if not keys.flag(key, True)}
     fields |= {name: value for name, value in row.fields.items() if name not in switched_off}
     if row.positions == "sinusoids":
@@ -217,7 +218,7 @@ def _head_dim(keys: Keys) -> int:
 
 
 def _feed_forward_width(keys: Keys, hidden: int) -> int:
-    if "hc_mult" in keys.values:  # DeepSeek-V4, all of whose layers have experts
+    if "compress_rates" in keys.values:  # DeepSeek-V4, all of whose layers have experts
         return 0
     if "expansion_ratio" in keys.values:
         return keys.integer("expansion_ratio", most=64) * hidden

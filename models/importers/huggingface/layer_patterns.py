@@ -187,22 +187,20 @@ def index_reusing_layers(keys: Keys) -> tuple[int, ...]:
         A layer is of a kind that there is not.
     """
     layers = keys.integer("num_hidden_layers", most=LAYERS_MAX)
-    name, choosing, other = "indexer_types", "full", "shared"
+    name, full, shared = "indexer_types", "full", "shared"
     if not keys.has(name) and keys.has("index_topk_pattern"):
         name = "index_topk_pattern"
         if isinstance(keys.values[name], str):
-            letters = [{"F": choosing, "S": other}.get(c, c) for c in keys.text(name)]
+            letters = [{"F": full, "S": shared}.get(c, c) for c in keys.text(name)]
             keys = keys.without(name).over({name: letters})
     kinds = keys.texts(name)
     if not kinds:
         step = keys.integer("index_topk_freq")
         first = keys.integer("index_skip_topk_offset", most=LAYERS_MAX) - 1
         return tuple(layer for layer in range(layers) if max(layer - first, 0) % step)
-    if len(kinds) != layers or set(kinds) - {choosing, other} or kinds[0] != choosing:
-        raise keys.error(
-            name, f"expected {layers} of `{choosing}` and `{other}`, the first `{choosing}`"
-        )
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == other)
+    if len(kinds) != layers or set(kinds) - {full, shared} or kinds[0] != full:
+        raise keys.error(name, f"expected {layers} of `{full}` and `{shared}`, the first `{full}`")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == shared)
 
 
 def dense_layers(keys: Keys) -> tuple[int, ...]:

@@ -125,6 +125,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Gates and what they open are cut off at the first (0: not), gates are sigmoids of the second
         times what is left, the third is added to what they open (`clamped_swiglu` of the op table;
         gpt-oss).
+    cap_routed : bool
+        The first is for experts alone that a router chooses (Hy4).
     score_cap : float
         Scores are capped like logits (0: not; Gemma 2).
     tempered_from, tempered_scale, tempered_always
@@ -171,9 +173,11 @@ rope_slow, rope_truncate
         Sparse attention (DeepSeek-V3.2): a query attends to the `index_topk` keys (0: to all) that
         an indexer with so many heads of so many features chooses, the first `rotary_dims` of them
         turned as those of attention, in pairs of neighbours or not. The indexer is not trained.
+    index_epsilon : float
+        Of the norm of the indexer's keys.
     index_reusing_layers : tuple of int
         Layers without an indexer, whose queries attend to the keys that were chosen for them in the
-        last layer before that has one (GLM-5.2, Hy4).
+        last layer before that has one (`glm_moe_dsa` of transformers).
     activation, gated, ffn_hidden, ffn_bias
         The feed-forward part; gated: activation(gate) times up.
     experts, experts_per_token, expert_hidden, shared_hidden : int
@@ -268,6 +272,7 @@ rope_slow, rope_truncate
     tempered_scale: float = 0.1
     tempered_always: bool = False
     gate_cap: float = 0.0
+    cap_routed: bool = False
     gate_slope: float = 1.702
     gate_shift: float = 1.0
     rotary_dims: int = 0
@@ -304,6 +309,7 @@ rope_slow, rope_truncate
     index_heads: int = 0
     index_dim: int = 0
     index_interleaved: bool = False
+    index_epsilon: float = 1e-6
     index_reusing_layers: tuple[int, ...] = ()
     activation: str = "silu"
     gated: bool = True
@@ -430,6 +436,7 @@ _AMOUNTS = (
 _ABOVE_ZERO = (
     *("epsilon", "weight_scale", "init_std", "embedding_scale", "logit_scale", "residual_scale"),
     "gate_slope",
+    "index_epsilon",
     *("rope_factor", "rope_amplitude", "rope_fast", "rope_slow"),
 )
 
@@ -613,8 +620,8 @@ def _check_connections(name: str, config: DecoderConfig) -> None:
     sizes = config.connections
     if sizes is None:
         return
-    if sizes.streams < 1 or sizes.rounds < 1 or sizes.epsilon < 0:
-        raise ModelError(f"{name}: `connections` has a size below 1: {sizes}")
+    if sizes.streams < 1 or min(sizes.rounds, sizes.epsilon) < 0 or sizes.magnitude <= 0:
+        raise ModelError(f"{name}: `connections` has a size that is too small: {sizes}")
     others = (config.parallel, config.bare_layers, config.mtp_layers, config.layer_inputs)
     if any(others) or config.post_norms or config.sum_norms or config.dense_beside:
         raise ModelError(

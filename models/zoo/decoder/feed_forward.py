@@ -51,7 +51,7 @@ def _activated(
     if not config.gated:
         return pointwise(builder, config, f"{name}.active", wide[0], dims)
     labels = f"{dims}, {dims} -> {dims}"
-    if config.gate_cap:
+    if config.gate_cap and (name == "experts" or not config.cap_routed):
         attributes = {"cap": config.gate_cap, "slope": config.gate_slope}
         attributes["shift"] = config.gate_shift
         name = f"{name}.active"

@@ -15,11 +15,9 @@ relu(q k); scales of w and of the products, which change no choice, are left out
 """
 
 from millrace.models.builder import GraphBuilder, dense
-from millrace.models.zoo.decoder.attention import rotary_attributes
+from millrace.models.zoo.decoder.attention import rotary_attributes, with_sinks
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.norms import add_norm
-
-INDEX_EPSILON = 1e-6  # of the norm of the indexer's keys, whatever the stream's norms have
 
 
 def sparse_attention(
@@ -79,6 +77,7 @@ def sparse_attention(
         "b t h m!, b s! m!, b s! c!, b t j! -> b t h c!, b t h",
         attributes={"scale": config.score_scale},
     )
+    mixed = with_sinks(builder, config, mixed, "h")
     sizes = (config.kv_lora, config.heads, config.value_dim or config.head_dim)
     weight = builder.parameter("attn.v.weight", "c h u", sizes, std=config.init_std)
     labels = "b t h c, c h u -> b t h u"
@@ -107,9 +106,8 @@ def _chosen(
         std = config.init_std
         name = f"attn.index.{part}"
         index[part] = dense(builder, name, source, labels, sizes, std=std, frozen=True)
-    index["k"] = add_norm(
-        builder, "attn.index.k.norm", index["k"], "b t f", epsilon=INDEX_EPSILON, frozen=True
-    )
+    name, epsilon = "attn.index.k.norm", config.index_epsilon
+    index["k"] = add_norm(builder, name, index["k"], "b t f", epsilon=epsilon, frozen=True)
     attributes = {**rotary_attributes(config, layer), "interleaved": config.index_interleaved}
     for part in ("q", "k") if layer not in config.unturned_layers else ():
         dims = f"b t {parts[part][1]}!"

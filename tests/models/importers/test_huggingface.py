@@ -259,7 +259,10 @@ def test_the_scan_of_the_first_mamba_is_refused_with_the_reason(
         ({"model_type": "llama4_text", "num_experts_per_tok": 2}, "is for one expert a token"),
         ({"model_type": "llama4_text", "router_jitter_noise": 0.1}, "not supported: 0"),
         ({"model_type": "kimi_k2", "scoring_func": "softmax"}, "expected one of sigmoid"),
-        ({"model_type": "glm_moe_dsa", "index_topk_pattern": "SF"}, "the first `full`"),
+        (
+            {"model_type": "glm_moe_dsa", "num_key_value_heads": 4, "index_topk_pattern": "SF"},
+            "the first `full`",
+        ),
         ({"model_type": "modernbert-decoder", "classifier_bias": True}, "expected false"),
     ],
 )

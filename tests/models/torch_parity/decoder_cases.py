@@ -440,6 +440,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "helium": ("helium", LLAMA | {"head_dim": 4}),
     "hy_v3": ("hy_v3", LLAMA | QWEN_EXPERTS | {"num_hidden_layers": 3, "head_dim": 6}),
+    "hy_v4": (
+        "hy_v4",
+        DEEPSEEK
+        | SPARSE
+        | {"n_group": 1, "topk_group": 1, "num_hidden_layers": 4, "hc_mult": 3}
+        | {"hc_magnitude": 1.5, "hc_eps": 1e-3, "swiglu_limit": 0.5},
+    ),
     "hyperclovax": ("hyperclovax", LLAMA | GRANITE),
     "jais2": ("jais2", LLAMA),
     "mellum": (

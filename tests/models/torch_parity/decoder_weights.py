@@ -239,6 +239,12 @@ def of_keys(ours: str, *, indexer: bool = False) -> Rule:
     return rule
 
 
+def of_index(ours: str) -> Rule:
+    """Parameters of an indexer, whose turned features come last in Hy4."""
+    last, first = of_keys(ours, indexer=True), linear(ours)
+    return lambda value, config: (last if config.model_type == "hy_v4" else first)(value, config)
+
+
 def grouped_out(value: Array, config: Any) -> Parts:
     """[(g r), (h d)]: every group's heads by themselves."""
     rows = value.reshape(config.o_groups, config.o_lora_rank, -1).transpose(0, 2, 1)
@@ -252,8 +258,8 @@ def of_streams(ours: str, last: str = "") -> Rule:
     def rule(value: Array, config: Any) -> Parts:
         ends = (1, 2) if last else (config.hc_mult, 2 * config.hc_mult)
         pieces = np.split(value, ends)
-        names = ("read", "output", "mixing")
-        return {f"{ours}.{name}{last or '.bias'}": p for name, p in zip(names, pieces, strict=True)}
+        named = zip(("read", "output", "mixing"), pieces, strict=True)
+        return {f"{ours}.{name}{last or '.bias'}": piece for name, piece in named if piece.size}
 
     return rule
 
@@ -424,9 +430,9 @@ RULES: dict[str, Rule] = {
     "self_attn.kv_a_proj_with_mqa": latent_and_shared,
     "self_attn.kv_a_layernorm": same("attn.kv.latent.norm"),
     "self_attn.kv_b_proj": keys_and_values,
-    "self_attn.indexer.wq_b": linear("attn.index.q"),
-    "self_attn.indexer.wk": linear("attn.index.k"),
-    "self_attn.indexer.k_norm": same("attn.index.k.norm"),
+    "self_attn.indexer.wq_b": of_index("attn.index.q"),
+    "self_attn.indexer.wk": of_index("attn.index.k"),
+    "self_attn.indexer.k_norm": of_index("attn.index.k.norm"),
     "self_attn.indexer.weights_proj": linear("attn.index.weights"),
     **dict.fromkeys(("mlp.gate_proj", "feed_forward.gate_proj"), linear("mlp.gate")),
     **dict.fromkeys(

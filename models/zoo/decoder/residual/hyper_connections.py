@@ -27,7 +27,7 @@ class Mixture(NamedTuple):
 
     streams: str
     output_shares: str
-    stream_shares: str
+    stream_shares: str | None
 
 
 def spread(builder: GraphBuilder, config: DecoderConfig, x: str) -> str:
@@ -78,22 +78,22 @@ def connect(
     streams = sizes.streams
     numbers = dense(
         builder, name, _flat(builder, config, name, x), "b t k, k c -> b t c",
-        {"c": streams * (streams + 2)}, std=config.init_std, bias=False,
+        {"c": streams * (streams + 2 if sizes.rounds else 2)}, std=config.init_std, bias=False,
     )  # fmt: skip
-    read, output, mixing = (
-        _piece(builder, f"{name}.{part}", numbers, start, size)
-        for part, start, size in (
-            ("read", 0, streams),
-            ("output", streams, streams),
-            ("mixing", 2 * streams, streams**2),
-        )
+    read, output = (
+        _piece(builder, f"{name}.{part}", numbers, start, streams)
+        for part, start in (("read", 0), ("output", streams))
     )
     output = _scaled(builder, f"{name}.output", output, "b t m", (streams,))
     output = builder.apply("sigmoid", f"{name}.output.sigmoid", (output,), "b t m -> b t m")
-    two = {"factor": 2.0}
+    largest = {"factor": sizes.magnitude}
     output = builder.apply(
-        "scale", f"{name}.output.shares", (output,), "b t m -> b t m", attributes=two
+        "scale", f"{name}.output.shares", (output,), "b t m -> b t m", attributes=largest
     )
+    if not sizes.rounds:
+        output = _above(builder, sizes, f"{name}.output", output, "b t m")
+        return _read(builder, sizes, f"{name}.read", x, read), Mixture(x, output, None)
+    mixing = _piece(builder, f"{name}.mixing", numbers, 2 * streams, streams**2)
     shape = (*builder.tensors[mixing].shape[:2], streams, streams)
     mixing = builder.apply(
         "rearrange", f"{name}.mixing.square", (mixing,), "b t (m n) -> b t m n", shapes=(shape,)
@@ -123,8 +123,11 @@ def joined(builder: GraphBuilder, name: str, mixture: Mixture, output: str) -> s
     output : str
         Tensor that the part made [b t d].
     """
-    labels = "b t m n, b t m d -> b t n d"
-    mixed = builder.apply("mul", f"{name}.mixed", (mixture.stream_shares, mixture.streams), labels)
+    mixed = mixture.streams
+    if mixture.stream_shares is not None:
+        labels = "b t m n, b t m d -> b t n d"
+        operands = (mixture.stream_shares, mixture.streams)
+        mixed = builder.apply("mul", f"{name}.mixed", operands, labels)
     labels = "b t n, b t d -> b t n d"
     spread_out = builder.apply("mul", f"{name}.spread", (mixture.output_shares, output), labels)
     labels = "b t n d, b t n d -> b t n d"
