@@ -96,11 +96,18 @@ def test_jobs_come_back(model, pins):
 HYBRIDS = ("nemotron-3-nano", "nemotron-3-super", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b")
 
 
+def dropless(model: ModelSpec) -> ModelSpec:
+    """A model whose experts drop no token, and whose time steps have no lower limit."""
+    config = {**model.config, "capacity_factor": 1.0}
+    if sizes := model.config.get("state_space"):
+        config["state_space"] = {**sizes, "step_min": 0.0}
+    return changed(model, config=config)
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_of_several_kinds_come_back(name: str):
     model = model_spec(name, precision="bf16")
-    config = {**model.config, "capacity_factor": 1.0}
-    there = job(changed(model, config=config))
+    there = job(dropless(model))
     written = MEGATRON_CORE.write(there)
     hybrid = bool(model.config.get("bare_layers"))
     assert ("pretrain_hybrid.py" in written.files["launch.sh"]) == hybrid
@@ -111,7 +118,7 @@ def test_layers_of_several_kinds_come_back(name: str):
 
 def test_a_hybrid_pattern_says_the_chunks_of_a_pipeline():
     model = model_spec("nemotron-3-nano", precision="bf16")
-    model = changed(model, config={**model.config, "capacity_factor": 1.0})
+    model = dropless(model)
     there = replace(
         job(model, interleave=2, schedule="interleaved-1f1b"),
         chunk_layers=(12, 14, 14, 12),
