@@ -23,5 +23,9 @@ _MAMBA1 = (
     "its Mamba-1 scan, with a decay of every channel and row of its state that is made inside, has "
     "no op here (Mamba-2's has), and attention in its place would cost another amount of work"
 )
-NOT_EXPRESSIBLE = dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _MAMBA1)
+_WKV = (
+    "its recurrence (WKV), whose state is normed as it goes, has no op here, and its class writes "
+    "it out token by token"
+)
+NOT_EXPRESSIBLE = {**dict.fromkeys(("mamba", "falcon_mamba", "jamba"), _MAMBA1), "rwkv": _WKV}
 """Model types that are refused for what no op here computes, and why."""
