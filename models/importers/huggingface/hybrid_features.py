@@ -51,9 +51,11 @@ def with_pattern(keys: Keys) -> Keys:
     if "layer_cycle" in keys.values and not keys.texts("layer_types"):
         layers = keys.integer(_LAYERS, most=LAYERS_MAX)
         kinds = (*keys.texts("first_layers"), *keys.texts("layer_cycle") * layers)[:layers]
+        if len(kinds) < layers:
+            raise keys.error("layer_cycle", "expected a list of one layer's kind or more")
         keys = keys.without("layer_types").over({"layer_types": kinds})
     pattern = _pattern(keys, letter)
-    if not {ATTENTION, BOTH} & set(pattern):
+    if letter == STATE_SPACE and ATTENTION not in pattern:  # other letters have those heads too
         alone = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1)
         keys = keys.without(*alone).over(alone)
     windows: dict[str, list[str]] = {}

@@ -264,6 +264,19 @@ def test_the_scan_of_the_first_mamba_is_refused_with_the_reason(
             "the first `full`",
         ),
         ({"model_type": "modernbert-decoder", "classifier_bias": True}, "expected false"),
+        (
+            {"model_type": "bailing_hybrid", "kda_lower_bound": 2.0, "num_key_value_heads": None},
+            "a number from -1000 to -0.001",
+        ),
+        ({"model_type": "recurrent_gemma", "block_types": []}, "a list of one layer's kind"),
+        (
+            {"model_type": "recurrent_gemma", "hidden_act": "gelu_pytorch_tanh", "lru_width": 5},
+            "width (5) is not divisible by blocks",
+        ),
+        (
+            {"model_type": "minimax_m3_vl_text", "layer_types": ["minimax_m3_sparse"]},
+            "expected full_attention alone",
+        ),
     ],
 )
 def test_what_recent_models_may_not_say_is_refused(

@@ -106,6 +106,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "recurrent_gemma",
         HYBRID | {"attention_window_size": 4, "lru_width": 24, "intermediate_size": 40},
     ),
+    "recurrent_gemma, no attention": (
+        "recurrent_gemma",
+        HYBRID | {"num_hidden_layers": 2, "use_cache": False},
+    ),
     "lara_mini": (
         "lara_mini",
         HYBRID | DELTA | QWEN_EXPERTS | SHARED | {"head_dim": 8, "sliding_window": 4},
