@@ -34,7 +34,7 @@ def training_flops(forward: Graph) -> int:
         flops = op_flops(op.kind, op.labels, inputs, outputs, op=op.name)
         flops = int(flops * shares.get(op.name, 1))
         total += flops
-        if not sloped.isdisjoint(op.outputs):
+        if op_kind(op.kind).differentiable and not sloped.isdisjoint(op.outputs):
             total += flops * _backward_products(op, trained) // len(op_kind(op.kind).products)
     return total
 
@@ -42,7 +42,8 @@ def training_flops(forward: Graph) -> int:
 def _sloped(forward: Graph) -> set[str]:
     """Tensors that the loss follows from: not what is only read to choose something."""
     read = {name for op in forward.ops for name in op.inputs}
-    sloped = {name for op in forward.ops for name in op.outputs} - read
+    ends = (op.outputs for op in forward.ops if read.isdisjoint(op.outputs))
+    sloped = {name for outputs in ends for name in outputs}
     for op in reversed(forward.ops):
         if op_kind(op.kind).differentiable and not sloped.isdisjoint(op.outputs):
             sloped.update(op.inputs)
@@ -53,7 +54,8 @@ def _backward_products(op: Op, trained: set[str]) -> int:
     """Number of products in an op's backward pass; its forward pass has `len(row.products)`."""
     row = op_kind(op.kind)
     wanted = sum(name in trained for name in op.inputs)
-    if row.linear:
+    whole_gradient = OPS.get(f"{op.kind}_grad")  # of all inputs by one op
+    if row.linear and not (whole_gradient and whole_gradient.products):
         return wanted
     return 2 * len(row.products) if wanted else 0
 

@@ -147,6 +147,11 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _model_type(keys: Keys) -> ModelType:
     named = keys.text("model_type", "", null="")
+    if not named:
+        raise ModelError(
+            f"{keys.where}: `model_type` is missing; expected the name of a model type of "
+            f"transformers, such as llama or qwen3_moe"
+        )
     if named in NOT_EXPRESSIBLE:
         raise keys.error("model_type", NOT_EXPRESSIBLE[named])
     if named and named not in MODEL_TYPES:
