@@ -148,8 +148,9 @@ def _object(file: Path) -> dict[str, Any]:
 def _model_type(keys: Keys) -> ModelType:
     named = keys.text("model_type", "", null="")
     if not named:
+        state = "null" if "model_type" in keys.values else "missing"
         raise ModelError(
-            f"{keys.where}: `model_type` is missing; expected the name of a model type of "
+            f"{keys.where}: `model_type` is {state}; expected the name of a model type of "
             f"transformers, such as llama or qwen3_moe"
         )
     if named in NOT_EXPRESSIBLE:

@@ -118,8 +118,8 @@ def test_a_class_with_another_head_may_be_imported_itself(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model_type": None}, "`model_type` is null; expected one of llama, mistral"),
-        ({"model_type": "rwkv"}, "`model_type` is 'rwkv'; no reader knows it"),
+        ({"model_type": None}, "`model_type` is null; expected the name of a model type"),
+        ({"model_type": "zamba2"}, "`model_type` is 'zamba2'; no reader knows it"),
         ({"architectures": ["LlamaForTokenClassification"]}, "expected a list of one of LlamaForC"),
         ({"architectures": "LlamaForCausalLM"}, "expected a list of at most 10000 strings"),
         ({"hidden_size": -4}, "`hidden_size` is -4; expected an integer from 1 to 2147483647"),
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_refused_by_its_key(
         (b"[1, 2]", "holds [1, 2]; expected a JSON object"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"[" * 100_000, "is not JSON"),
-        (b"{}", "`model_type` is missing; expected one of llama"),
+        (b"{}", "`model_type` is missing; expected the name of a model type"),
         (b" " * (2**24 + 1), "expected at most 16777216 bytes"),
     ],
 )
