@@ -30,6 +30,10 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Arithmetic in float64 where transformers asks for float32 whatever a module's dtype is."""
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch, "float", torch.float64)
+    # The default of an argument is what it was when the module was imported.
+    models = transformers.models.recurrent_gemma.modeling_recurrent_gemma
+    scan = models.RecurrentGemmaRglru._rnn_scan
+    monkeypatch.setattr(scan, "__defaults__", (torch.float64,))
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     torch.set_default_dtype(torch.float64)
     yield
