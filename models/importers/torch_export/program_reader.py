@@ -50,9 +50,6 @@ _STATISTICS = ("running_mean", "running_var", "choice_bias")
 _RANDOM = {"rand", "randn", "rand_like", "randn_like", "bernoulli", "multinomial", "randint"}
 
 
-_ROUTING_HINT = "; as it routes tokens to experts, its config.json may import instead"
-
-
 class BatchNumber(int):
     """Number that grows with the samples: it may say a shape, but not enter arithmetic."""
 
@@ -328,7 +325,6 @@ class ProgramReader:
             f"{sum(map(len, self.unsupported.values()))} calls cannot be expressed: "
             + "; ".join(lines)
             + ". Rewrite these parts with supported ops"
-            + _ROUTING_HINT * any(kind(node) == "topk" for node in self.program.graph.nodes)
         )
 
 

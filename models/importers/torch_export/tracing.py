@@ -22,7 +22,6 @@ from millrace.models.importers.torch_export.module_outputs import chosen
 
 WRAPPED = "module."  # the traced module hangs there
 STOPPED = "wrap_with_set_grad_enabled"  # a region with gradients off or on
-_EXPERTS_HINT = " (a mixture of experts that does so can be imported from its config.json)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +146,6 @@ def trace(module: Any, inputs: Any, output: str | int | None = None) -> Any:
         raise ModelError(
             f"module `{type(module).__name__}` cannot be exported: {_first_line(error)}; "
             f"control flow and shapes may not depend on values"
-            + _EXPERTS_HINT
-            * any("expert" in name for name, _ in module.named_modules())
         ) from error
 
 
