@@ -87,11 +87,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_711,
-    "planner": 22_989,
-    "simulator": 3_331,
+    "planner": 23_004,
+    "simulator": 3_367,
     "executor": 28_289,
     "millrace": 26_086,
-    "tests": 54_013,
+    "tests": 54_036,
     "benchmarks": 10_406,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
