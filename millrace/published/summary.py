@@ -178,7 +178,7 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
     return {
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
-        "groups": {name: _groups(rows, key) for name, key in _keys(rows, layout).items()},
+        "groups": groups(rows, layout),
         "memory": asdict(figures(memory)) | {"reserve_fraction": reserve_fraction(rows)},
         "memory_account": asdict(figures(account))
         | {"reserve_fraction": reserve_fraction(rows, by_account=True), "beyond_device": beyond},
@@ -188,11 +188,12 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
     }
 
 
-def _keys(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, Key]:
-    """Keys by which rows are grouped; by whether figures were fitted to them, where a row says."""
-    if not any(outcome.row_question.row.get("fitted", "") in FITTED for outcome in outcomes):
-        return GROUPS[layout]
-    return GROUPS[layout] | {"fit": fitted_to}
+def groups(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, dict[str, Any]]:
+    """Figures of rows by each key of a layout; by `fitted` too, where a row has that column."""
+    keys = GROUPS[layout]
+    if any(outcome.row_question.row.get("fitted", "") in FITTED for outcome in outcomes):
+        keys = keys | {"fit": fitted_to}
+    return {name: _groups(outcomes, key) for name, key in keys.items()}
 
 
 def fitted_to(row: Row) -> str:
