@@ -188,7 +188,7 @@ def main(
         table = read_table(path)
         questions = sampled_questions(table, per_source)
         errors += run_errors(table, questions, processes, report_progress)
-    names = " ".join(path.name for path in tables)
+    names = " ".join(path.as_posix() for path in tables)
     document = ErrorTable(
         command=f"{COMMAND} {names} --per-source {per_source} --write",
         date=datetime.date.today().isoformat(),
