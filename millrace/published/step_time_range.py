@@ -96,12 +96,12 @@ class ErrorGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def text(self) -> str:
         """The group in words: `dense models with megatron-core on H100`."""
+        if self.device == UNMEASURED:
+            return f"{PLURALS[self.kind]}, as if on unmeasured devices"
         software = f"with {self.framework}" if self.framework else "with any framework"
         if self.framework == DEFAULT:
             software = "with default settings"
         devices = f"on {self.device.upper()}" if self.device else "on any device"
-        if self.device == UNMEASURED:
-            devices = "as if no device of their generation had been measured"
         return f"{PLURALS[self.kind]} {software} {devices}"
 
     @property

@@ -131,9 +131,8 @@ def test_a_device_that_no_run_was_fitted_on_has_the_range_of_such_devices():
     assert document["device_doubt"] == doubt
     assert document["step_time_range_s"] == pytest.approx([1.6, 2.8])
     assert document["step_time_compared_with"] == (
-        f"1.60 to 2.80 s: {doubt}; 8 in 10 of 60 published runs of dense models with any framework "
-        "as if no device of their generation had been measured (9 sources) fell so around their "
-        "predictions"
+        f"1.60 to 2.80 s: {doubt}; 8 in 10 of 60 published runs of dense models, as if on "
+        "unmeasured devices (9 sources) fell so around their predictions"
     )
     several = [device(name) for name in ("mi300x", "tpu-v5p", "mi300x", "h100")]
     assert (
