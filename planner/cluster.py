@@ -256,6 +256,10 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         A token that goes to several experts of one place (device, node) is sent there once and
         copied there, and what they make of it is added up before it comes back (DeepEP;
         Hybrid-EP is taken to do so too); else every copy travels by itself.
+    fused_experts
+        Products of the experts of a layer are one kernel, which makes their activation and rounds
+        it to 8 bits too (Transformer Engine's fused grouped MLP); else each expert's product is a
+        kernel, and what lies between products are others.
     gathers
         Every rank of a group of experts gathers the tokens of all of them, and what it makes of
         them is added up and scattered, in place of sending each token where it goes.
@@ -302,6 +306,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[str, ...] = ()
     routing: int = 0
     merges: bool = False
+    fused_experts: bool = False
     gathers: bool = False
     links: float = 1.0
     bucket_bytes: int = 0

@@ -86,12 +86,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 18_700,
-    "planner": 22_953,
+    "models": 18_711,
+    "planner": 22_989,
     "simulator": 3_331,
     "executor": 28_289,
-    "millrace": 26_083,
-    "tests": 53_974,
+    "millrace": 26_086,
+    "tests": 54_013,
     "benchmarks": 10_406,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
