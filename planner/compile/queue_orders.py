@@ -122,11 +122,11 @@ def _meetings_before(draft: StageIR, index: int) -> dict[int, Meeting]:
     """Meetings that an actor reads from and that take place as often as it, by their number."""
     actor = draft.actors[index]
     brought = {draft.producer.get(port.register) for port in actor.inputs}
-    makers = {maker: draft.actors[maker] for maker in brought if maker is not None}
+    makers = {number: draft.actors[number] for number in brought if number is not None}
     return {
-        maker: made.meeting
-        for maker, made in makers.items()
-        if made.meeting is not None and made.firings == actor.firings
+        number: maker.meeting
+        for number, maker in makers.items()
+        if maker.meeting is not None and maker.firings == actor.firings
     }
 
 
