@@ -28,6 +28,7 @@ def followed(
     durations_ns: Sequence[Sequence[int]],
     pacing: Pacing,
     steps: int,
+    wanted: int | None = None,
 ) -> tuple[list[list[Times]], list[list[Times]]]:
     """Starts and ends of all firings of some steps by events, as `Replay` has them.
 
@@ -41,6 +42,9 @@ def followed(
         Launches by the host and contention, both honoured.
     steps : int
         Number of steps.
+    wanted : int, optional
+        Steps whose times are wanted: what the others do later may be left out, and what is under
+        way then ends when it is left. None: all of them.
 
     Returns
     -------
@@ -61,8 +65,14 @@ def followed(
         )
         for program, row in zip(graph.programs, durations_ns, strict=True)
     ]
-    Kernel(graph, instances, pacing=pacing).run()
-    return [instance.begins for instance in instances], [instance.ends for instance in instances]
+    kernel = Kernel(graph, instances, pacing=pacing)
+    kernel.run(wanted)
+    begins, ends = [each.begins for each in instances], [each.ends for each in instances]
+    left_ns = int(kernel.env.now)
+    for rows, ended in zip(begins, ends, strict=True):
+        for begun, over in zip(rows, ended, strict=True):
+            over += [max(left_ns, begun[-1])] * (len(begun) - len(over))
+    return begins, ends
 
 
 class _ReplayedActor(NamedTuple):

@@ -53,7 +53,7 @@ def steady_ops(ordered: Ordered) -> SteadyStep:
     """
     programs, pacing = ordered.graph.programs, ordered.pacing
     if pacing is not None and pacing.overlap < 1:
-        starts, ends = followed(ordered.graph, ordered.durations_ns, pacing, 3)
+        starts, ends = followed(ordered.graph, ordered.durations_ns, pacing, 3, wanted=2)
         begin_ns, end_ns = _second_step(programs, ends)
     else:
         steps = Replay(ordered.graph, ordered.durations_ns, ordered.first, pacing)
