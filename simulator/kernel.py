@@ -48,7 +48,7 @@ class Clock(Environment):
         `run` does the same with a call, and a look at whether it failed, for each event: none of
         these fails.
         """
-        queue = self._queue
+        queue: Any = self._queue
         while queue:
             for _ in range(often):
                 self._now, _, _, event = heappop(queue)
