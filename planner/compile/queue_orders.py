@@ -18,7 +18,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from millrace.planner.actors.graph import ActorGraph, Leave, Meeting, Program, Queue
-from millrace.planner.actors.protocol import ActorProtocol, Fire
+from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
 from millrace.planner.collectives import EXPERT_EXCHANGE
 from millrace.planner.compile.slots import Timetable, lifetimes
@@ -262,7 +262,7 @@ class _EarliestRun:
     def run(self) -> FirstStep:
         """Run the step; return its record."""
         for instance, protocol in enumerate(self.protocols):
-            self._fire(0, instance, protocol.start())
+            self._fire(0, instance, protocol.begin())
         events, lane_of, lanes = self.events, self.lane_of, self.lanes
         while events:
             now, _, instance, actor = heapq.heappop(events)
@@ -273,24 +273,23 @@ class _EarliestRun:
                     waiting.popleft()
                     if waiting:
                         self._start(now, waiting[0])
-            if fires := self.protocols[instance].completed(actor):
-                self._fire(now, instance, fires)
+            if due := self.protocols[instance].finish(actor):
+                self._fire(now, instance, due)
         return self.seen
 
-    def _fire(self, now: int, instance: int, fires: list[Fire]) -> None:
-        lane_of = self.lane_of[instance]
-        for fire in fires:
-            if lane_of[fire.actor] is None:
+    def _fire(self, now: int, instance: int, due: list[int]) -> None:
+        lane_of, begun = self.lane_of[instance], self.seen.starts[instance]
+        for actor in due:
+            if lane_of[actor] is None:
                 begin = now
                 if offsets := self.launched[instance]:
-                    begin = max(now, offsets[fire.actor][fire.firing])
-                self._start(begin, ((instance, fire.actor),))
+                    begin = max(now, offsets[actor][len(begun[actor])])
+                self._start(begin, ((instance, actor),))
                 continue
-            parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
+            parties = self.rendezvous.arrive(instance, actor, len(begun[actor]))
             if parties is not None:
                 parties = sorted(parties)
-                first, actor = parties[0]
-                lane = self.lane_of[first][actor]
+                lane = self.lane_of[parties[0][0]][parties[0][1]]
                 assert lane is not None
                 waiting = self.lanes.setdefault(lane, deque())
                 waiting.append(parties)
