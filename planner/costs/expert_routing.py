@@ -146,7 +146,8 @@ def busiest(load: ExpertLoad, experts: float) -> float:
     load : ExpertLoad
         Spread of the tokens over all experts of a layer.
     experts : float
-        Experts of one device, of which each varies by itself.
+        Experts of one device, of which each varies by itself; less than one (a split that the
+        search prices before it is barred) counts as one.
 
     Examples
     --------
@@ -154,7 +155,8 @@ def busiest(load: ExpertLoad, experts: float) -> float:
     >>> [round(busiest(spread, experts), 2) for experts in (1, 8, 64)]
     [1.7, 1.15, 1.0]
     """
-    return 1.0 + load.deviation / sqrt(experts) * largest_of(round(load.experts / experts))
+    each = max(experts, 1.0)
+    return 1.0 + load.deviation / sqrt(each) * largest_of(round(load.experts / each))
 
 
 def busiest_op(firings: OpFirings, load: ExpertLoad) -> Floats:

@@ -178,6 +178,7 @@ def test_the_busiest_device_has_what_random_shares_give_it(experts: int) -> None
     fullest = shares.reshape(4000, -1, experts).mean(axis=2).max(axis=1).mean()
     load = ExpertLoad(deviation=0.1, experts=64)
     assert busiest(load, experts) - 1 == pytest.approx(fullest - 1, rel=0.06)
+    assert busiest(load, 0) == busiest(load, 1)
     assert busiest(load, 64) == busiest(ExpertLoad(experts=64), experts) == 1.0
 
 

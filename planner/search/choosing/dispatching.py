@@ -78,7 +78,7 @@ def _balanced_by_bias(model: ModelSpec) -> bool:
     Those that choose one expert a token (Llama 4) have no such bias.
     """
     config = model.config
-    return config.get("router", "softmax") != "softmax" and config["experts_per_token"] > 1
+    return config.get("router", "softmax") != "softmax" and config["experts_per_token"] != 1
 
 
 def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from benchmarks.planner.against_people import values
 from millrace.models.zoo.catalogue import build, model_spec
+from millrace.planner.cluster import ExpertLoad
 from millrace.planner.frameworks.experts import IN_TURNS, dispatcher_of, overlaps
 from millrace.planner.search import Pins
 from millrace.published.columns import NAMES
