@@ -18,7 +18,7 @@ from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.question import InexpressibleError, Question
-from millrace.simulator import SimulationError, predict_fast
+from millrace.simulator import FastPrediction, SimulationError, predict_fast
 
 # The run happened, so it fitted: the plan is made on devices with this much memory.
 ROOM_BYTES = 10**15
@@ -151,19 +151,24 @@ def _plan(question: Question, pins: Pins) -> Plan:
     return changed(search(request, None, remedies=False), cluster=cluster)
 
 
+def simulated(
+    planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
+) -> tuple[FastPrediction, ...]:
+    """Steps of a plan on clusters of the shape that it was made for; nothing of its memory."""
+    plan = planned_run.plan
+    return tuple(predict_fast(changed(plan, cluster=cluster), (), fidelity) for cluster in clusters)
+
+
 def predicted(
     planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
+    every = simulated(planned_run, clusters, fidelity)
     memory = plan_memory(planned_run.plan)
     peak = account = max(stage.arena_bytes for stage in memory)
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
         account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
-    every = [
-        predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
-        for cluster in clusters
-    ]
     return tuple(
         Predicted(
             step_time_s=prediction.step_time_ns / 1e9,

@@ -14,7 +14,7 @@ from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.search import Pins
-from millrace.published.prediction import planned, predicted
+from millrace.published.prediction import planned, simulated
 from millrace.published.question import Question
 
 MATMUL = FittedParameter("a100-sxm-80gb", "matmul_efficiency")
@@ -99,8 +99,8 @@ def test_slopes_by_shares_are_those_of_the_simulator() -> None:
         for parameter in fields
         if parameter.field != "fusion"
     }
-    now, *then = predicted(planning, (cluster, *moves.values()), FIDELITY)
-    for (parameter, moved), simulated in zip(moves.items(), then, strict=True):
+    now, *then = simulated(planning, (cluster, *moves.values()), FIDELITY)
+    for (parameter, moved), later in zip(moves.items(), then, strict=True):
         slope = _estimated_change(step, moved, now, step.busy_ns(cluster))
-        change = log(simulated.step_time_s / now.step_time_s)
+        change = log(later.step_time_ns / now.step_time_ns)
         assert slope == pytest.approx(change, abs=0.004), parameter
