@@ -189,7 +189,7 @@ def fullest(plan: Plan) -> StageMemory:
 
 
 def answer(
-    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...], fidelity: str | None = None
 ) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
     """Plan a question and predict it on clusters of its shape that differ in their figures.
 
@@ -201,6 +201,6 @@ def answer(
     """
     try:
         run = planned(question, pins)
-        return "", predicted(run, clusters), run.notes
+        return "", predicted(run, clusters, fidelity), run.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()
