@@ -64,7 +64,8 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
     InexpressibleError
         Says why there is no plan.
     """
-    tried: list[tuple[PlannedQuestion, Predicted, StageMemory]] = []
+    tried: list[tuple[PlannedQuestion, int]] = []  # with the bytes of the fullest device
+    limit = question.cluster.device.memory_bytes
     reason = ""
     for micro_batch in _micro_batches(question, pins):
         for mode in _modes(pins):
@@ -76,17 +77,18 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
                 continue
             if pins == filled:
                 return candidate
-            (prediction,) = predicted(candidate, (question.cluster,))
-            tried.append((candidate, prediction, fullest(candidate.plan)))
-            if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
+            tried.append((candidate, device_bytes(plan_memory(candidate.plan))))
+            if tried[-1][1] <= limit:
                 break
     if not tried:
         raise InexpressibleError(reason or "no size of microbatch divides the global batch")
-    limit = question.cluster.device.memory_bytes
-    fitting = [attempt for attempt in tried if attempt[2].total_bytes <= limit]
+    fitting = [candidate for candidate, needed_bytes in tried if needed_bytes <= limit]
+    if len(fitting) > 1:
+        at = (question.cluster,)
+        return min(fitting, key=lambda candidate: simulated(candidate, at)[0].step_time_ns)
     if fitting:
-        return min(fitting, key=lambda attempt: attempt[1].step_time_s)[0]
-    best = min(tried, key=lambda attempt: attempt[2].total_bytes)[0]
+        return fitting[0]
+    best = min(tried, key=lambda attempt: attempt[1])[0]
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
 
 
@@ -174,7 +176,7 @@ def predicted(
             step_time_s=prediction.step_time_ns / 1e9,
             peak_bytes=peak,
             account_bytes=account,
-            device_bytes=max(stage.total_bytes for stage in memory),
+            device_bytes=device_bytes(memory),
             bubble_fraction=prediction.bubble_fraction,
             exposed_communication_s=prediction.exposed_communication_ns / 1e9,
             fidelity=prediction.fidelity,
@@ -183,9 +185,9 @@ def predicted(
     )
 
 
-def fullest(plan: Plan) -> StageMemory:
-    """Memory of the stage that needs most of a plan."""
-    return max(plan_memory(plan), key=lambda stage: stage.total_bytes)
+def device_bytes(memory: Sequence[StageMemory]) -> int:
+    """Bytes that the fullest device of a plan holds."""
+    return max(stage.total_bytes for stage in memory)
 
 
 def answer(
