@@ -215,7 +215,7 @@ def main(
         asked = (table, questions)
         errors += run_errors(*asked, tuned, processes, report_progress)
         unmeasured += run_errors(*asked, as_unmeasured(tuned), processes, report_progress)
-    names = " ".join(path.name for path in tables)
+    names = " ".join(path.as_posix() for path in tables)
     document = ErrorTable(
         command=f"{COMMAND} {names} --per-source {per_source} --write",
         date=datetime.date.today().isoformat(),

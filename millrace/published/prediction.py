@@ -15,7 +15,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
 from millrace.planner.frameworks.peak_memory import MemoryHabit, account_bytes, peak_bytes
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import MAX_GAP, Plan
+from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, predict_fast
@@ -146,7 +146,7 @@ def _plan(question: Question, pins: Pins) -> Plan:
         cluster=roomy,
         global_batch=question.global_batch,
         pins=pins,
-        max_gap=MAX_GAP,
+        plan_only=True,
     )
     return changed(search(request, None, remedies=False), cluster=cluster)
 
@@ -159,7 +159,7 @@ def predicted(
     peak = account = max(stage.arena_bytes for stage in memory)
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
-        account = account_bytes(planned_run.plan, planned_run.keeping.figure)
+        account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
     every = [
         predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
         for cluster in clusters
