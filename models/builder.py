@@ -118,6 +118,10 @@ class GraphBuilder:
         self._ops.append(op)
         self.tensors.update((tensor.name, tensor) for tensor in outputs)
 
+    def maker_kind(self, tensor: str) -> str:
+        """Kind of the op that makes `tensor`; empty where none does."""
+        return next((op.kind for op in reversed(self._ops) if tensor in op.outputs), "")
+
     def begin_block(self, name: str, template: str | None = None) -> None:
         """Let what follows lie in block `name`; blocks are listed in the order they begin."""
         if name in self._templates:

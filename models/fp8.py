@@ -25,9 +25,18 @@ from millrace.models.errors import ModelError
 from millrace.models.graph import FLOAT8, Graph, Op, Phase
 from millrace.models.labels import Operand, parse, write
 from millrace.models.ops import kinds_where
+from millrace.models.ops.pointwise_ops import ACTIVATIONS
 
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in one of `NARROW`
 NARROW = ("fp8", "mxfp8", "nvfp4")
+EPILOGUE = "epilogue"  # attribute of a `quantise` that rounds what an activation made
+
+# Kinds of op between two products of a layer, and their gradients.
+BETWEEN_PRODUCTS = frozenset(
+    f"{kind}{suffix}"
+    for kind in (*ACTIVATIONS, "swiglu", "clamped_swiglu")
+    for suffix in ("", "_grad")
+)
 
 # Kinds between a variable and a product that reads it; between a router's product and its choice.
 _OF_WEIGHTS = kinds_where(lambda row: row.moves)
@@ -111,12 +120,14 @@ def quantised(
     ModelError
         `tensor` does not exist, does not fit `operand`, or has been copied for this reader before.
     """
+    epilogue = builder.maker_kind(tensor) in BETWEEN_PRODUCTS
     return builder.emit(
         "quantise",
         f"{reader.name}.quantised" if phase is None else f"{reader.name}.grad_quantised",
         (tensor,),
         write((operand,), (operand,)),
         dtype=FLOAT8,
+        attributes={EPILOGUE: True} if epilogue else {},
         block=reader.block,
         phase=phase or reader.phase,
     )[0]

@@ -153,7 +153,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     the form's table and that of the shape (`millrace.planner.costs.tables.op_forms`): a table of
     `kernels` says how an op's time grows with its work, a shape's points what it is at theirs.
     `crowded_speed` is the share of their speed that cores have together where more threads want
-    them than there are (`millrace.simulator.shared_cores`).
+    them than there are (`millrace.simulator.shared_cores`). `assumed` names the efficiencies that
+    no run on the device was fitted to (`millrace.planner.clusters.assumed_shares`).
     """
 
     name: str
@@ -179,6 +180,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     measured: MeasurementQuality | None = None
     shapes: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {}
     crowded_speed: float = 1.0
+    assumed: tuple[str, ...] = ()
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,6 +256,10 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         A token that goes to several experts of one place (device, node) is sent there once and
         copied there, and what they make of it is added up before it comes back (DeepEP;
         Hybrid-EP is taken to do so too); else every copy travels by itself.
+    fused_experts
+        Products of the experts of a layer are one kernel, which makes their activation and rounds
+        it to 8 bits too (Transformer Engine's fused grouped MLP); else each expert's product is a
+        kernel, and what lies between products are others.
     gathers
         Every rank of a group of experts gathers the tokens of all of them, and what it makes of
         them is added up and scattered, in place of sending each token where it goes.
@@ -300,6 +306,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[str, ...] = ()
     routing: int = 0
     merges: bool = False
+    fused_experts: bool = False
     gathers: bool = False
     links: float = 1.0
     bucket_bytes: int = 0

@@ -4,9 +4,10 @@ Run `python -m benchmarks.simulator.prediction_errors [CSV...] [--per-source N] 
 [--write]` from the root of the repository. Without a table it prints the groups that the package
 ships. With tables (docs/accuracy.md says where from) at most N runs, evenly spaced, of every
 source, framework, class of devices and kind of model are predicted with what is known without their
-source (`millrace/calibration/leave_one_out.py`). With `--write` the groups' quantiles of measured
-over predicted step time, less one, replace `millrace/published/prediction_errors.toml`; figures of
-single runs are written nowhere.
+source (`millrace/calibration/leave_one_out.py`), and again with the shares that their device would
+have if none of its generation had been measured (`millrace/planner/clusters/assumed_shares.py`).
+With `--write` the groups' quantiles of measured over predicted step time, less one, replace
+`millrace/published/prediction_errors.toml`; figures of single runs are written nowhere.
 """
 
 import datetime
@@ -25,10 +26,13 @@ import typer
 
 import millrace.published
 from millrace.calibration.leave_one_out import left_out_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters.assumed_shares import assumed_shares
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.reading import Row, Table, TableFormat, read_table
 from millrace.published.step_time_range import (
     ERRORS_FILE,
+    UNMEASURED,
     ErrorGroup,
     ErrorTable,
     ModelKind,
@@ -36,14 +40,16 @@ from millrace.published.step_time_range import (
     error_table,
     model_kind,
 )
-from millrace.published.validation import RowQuestion, Told, ask, source, validate
+from millrace.published.validation import RowQuestion, Told, Tuned, ask, source, validate
 
 COMMAND = "python -m benchmarks.simulator.prediction_errors"
 DIGITS = 4
 HEAD = """\
 # Errors of Millrace's predictions of published training runs, by group: quantiles of measured over
 # predicted step time, less one. Each run was predicted with what is known without its source; a
-# framework that no other source runs, with the default settings. Written by the command below.
+# framework that no other source runs, with the default settings. Groups of the device `unmeasured`
+# hold all runs, each predicted as if no device of its generation had been measured. Written by the
+# command below.
 """
 # The table in DLPerf's layout names frameworks only; all of it is one publisher's.
 DLPERF_SOURCE = "DLPerf"
@@ -90,11 +96,22 @@ def _place(question_row: RowQuestion) -> tuple[str, str, ModelKind]:
     return cluster.software.name, device_class(cluster.device.name), kind
 
 
+def as_unmeasured(tuned: Tuned) -> Tuned:
+    """Make a function that also gives a row's device the shares of one that nobody measured."""
+
+    def retuned(row: Row, cluster: Cluster) -> Cluster:
+        cluster = tuned(row, cluster)
+        shares = assumed_shares(cluster.device.name, alien=True)
+        device = msgspec.structs.replace(cluster.device, **shares)
+        return msgspec.structs.replace(cluster, device=device)
+
+    return retuned
+
+
 def run_errors(
-    table: Table, questions: Sequence[RowQuestion], processes: int, told: Told
+    table: Table, questions: Sequence[RowQuestion], tuned: Tuned, processes: int, told: Told
 ) -> list[RunError]:
-    """Errors of runs, each predicted with what is known without its source."""
-    tuned = left_out_of(table, questions, processes, told)
+    """Errors of runs, each predicted with the figures that `tuned` gives its cluster."""
     rows: tuple[Row, ...] = tuple(question_row.row for question_row in questions)
     outcomes = validate(replace(table, rows=rows), tuned=tuned, processes=processes, told=told)
     errors = []
@@ -126,6 +143,12 @@ def error_groups(errors: Iterable[RunError]) -> tuple[ErrorGroup, ...]:
     return tuple(
         _error_group(*place, group) for place, group in sorted(members.items(), key=lambda m: m[0])
     )
+
+
+def unmeasured_groups(errors: Iterable[RunError]) -> tuple[ErrorGroup, ...]:
+    """Groups by kind of model of runs that were predicted as if on devices nobody measured."""
+    of_devices = [replace(error, frameworks=(), device=UNMEASURED) for error in errors]
+    return tuple(group for group in error_groups(of_devices) if group.device)
 
 
 def _error_group(
@@ -179,6 +202,7 @@ def main(
         typer.echo(drawn(error_table()))
         return
     errors: list[RunError] = []
+    unmeasured: list[RunError] = []
     for path in tables:
 
         def report_progress(done: int, of: int, name: str = path.name) -> None:
@@ -187,13 +211,16 @@ def main(
 
         table = read_table(path)
         questions = sampled_questions(table, per_source)
-        errors += run_errors(table, questions, processes, report_progress)
-    names = " ".join(path.name for path in tables)
+        tuned = left_out_of(table, questions, processes, report_progress)
+        asked = (table, questions)
+        errors += run_errors(*asked, tuned, processes, report_progress)
+        unmeasured += run_errors(*asked, as_unmeasured(tuned), processes, report_progress)
+    names = " ".join(path.as_posix() for path in tables)
     document = ErrorTable(
         command=f"{COMMAND} {names} --per-source {per_source} --write",
         date=datetime.date.today().isoformat(),
         rows=len(errors),
-        groups=error_groups(errors),
+        groups=(*error_groups(errors), *unmeasured_groups(unmeasured)),
     )
     typer.echo(drawn(document))
     if write:

@@ -38,6 +38,11 @@ BROADCASTING, BROADCAST_NS = "internevo", 2_300_000
 # Share of the launches that stay where layers are captured one by one: what is between them.
 LEFT = 0.5
 
+# Precisions whose experts are one kernel in a step that is captured as a whole: a graph cannot wait
+# for the host to learn how many tokens each has (Megatron-LM, examples/moe_recipes of its branch
+# dev, `use_transformer_engine_op_fuser`, read 2026-11).
+MICROSCALED = ("mxfp8", "nvfp4")
+
 # Bytes that compiled code moves, of those of the same framework's plain code.
 COMPILED_BYTES = 0.7
 
@@ -80,6 +85,8 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
             flag(row, "expert_overlap"),
             captured=captured in ("layers", "step"),
         )
+        if captured == "step" and row.get("precision") in MICROSCALED:
+            software = replace(software, fused_experts=True)
         software = with_expert_recompute(software, whole_number(row, "ep", 1))
     if flag(row, "overlap") is False:
         software = replace(software, pieces=(), overlap=0.0)

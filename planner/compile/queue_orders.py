@@ -17,9 +17,10 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
+from millrace.planner.actors.graph import ActorGraph, Leave, Meeting, Program, Queue
 from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
+from millrace.planner.collectives import EXPERT_EXCHANGE
 from millrace.planner.compile.slots import Timetable, lifetimes
 from millrace.planner.compile.stage_ir import SLOT_PARTS, StageIR
 from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
@@ -95,24 +96,38 @@ def woven(draft: StageIR, forward: list[int], gradients: list[int]) -> list[int]
 def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
     """Actors of a run, cut before each that reads what a meeting brought since the cut before.
 
-    Meetings count that take place as often as the run: what is gathered once a step is there.
+    Meetings count that take place as often as the run: what is gathered once a step is there. Where
+    tokens are exchanged with experts, these meetings alone count, for they take the longest.
     """
+    bringing = {index: _meetings_before(draft, index) for index in run}
+    exchanges = {
+        maker
+        for makers in bringing.values()
+        for maker, meeting in makers.items()
+        if meeting.kind == EXPERT_EXCHANGE
+    }
     pieces: list[list[int]] = [[]]
     begun = run[0]
     for index in run:
-        brought = (draft.producer.get(port.register) for port in draft.actors[index].inputs)
-        waits = any(
-            maker is not None
-            and maker > begun
-            and draft.actors[maker].meeting is not None
-            and draft.actors[maker].firings == draft.actors[index].firings
-            for maker in brought
-        )
+        counted = exchanges.intersection(bringing[index]) if exchanges else bringing[index]
+        waits = any(maker > begun for maker in counted)
         if waits and pieces[-1]:
             pieces.append([])
             begun = index
         pieces[-1].append(index)
     return pieces
+
+
+def _meetings_before(draft: StageIR, index: int) -> dict[int, Meeting]:
+    """Meetings that an actor reads from and that take place as often as it, by their number."""
+    actor = draft.actors[index]
+    brought = {draft.producer.get(port.register) for port in actor.inputs}
+    makers = {number: draft.actors[number] for number in brought if number is not None}
+    return {
+        number: maker.meeting
+        for number, maker in makers.items()
+        if maker.meeting is not None and maker.firings == actor.firings
+    }
 
 
 def unordered(

@@ -20,7 +20,7 @@ from millrace.planner.fusion.fused_traffic import Share, shares_of
 from millrace.planner.fusion.fusion_graph import FusionNode, FusionTensor
 
 # Attributes that change what an op of equal shapes takes, besides those that `state_of` asks for.
-PRICED_ATTRIBUTES = ("causal", "window", "arithmetic", "rows", "rounds")
+PRICED_ATTRIBUTES = ("causal", "window", "arithmetic", "rows", "rounds", "epilogue")
 
 
 Priced = tuple[Part, tuple[Register, ...], tuple[Register, ...], Share]

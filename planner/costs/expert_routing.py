@@ -13,23 +13,29 @@ from math import comb
 import numpy as np
 
 from millrace.models.arrays import Floats
+from millrace.models.fp8 import BETWEEN_PRODUCTS, EPILOGUE
 from millrace.models.graph import Graph
-from millrace.models.labels import EXPERT
+from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.cluster import Software
 from millrace.planner.collectives import TokenCopies
-from millrace.planner.costs.op_batch import OpFirings
+from millrace.planner.costs.op_batch import NARROW, OpFirings
 
 ROUTING = kinds_where(lambda row: row.routes)
 
-# Launches that the device waits for per expert of a grouped product, over those of a routing op.
-# That there are some: weights, inputs and quantisers are lists over experts there, gone through one
-# by one (TransformerEngine, pytorch/module/grouped_linear.py, read 2026-11). How many is fitted on
+# A product of one expert is a kernel of its own, which begins and ends: lists over experts are gone
+# through one by one (TransformerEngine, pytorch/module/grouped_linear.py, read 2026-11). Fitted on
 # published runs of Megatron-Core with 1 to 64 experts a device, 2026-11.
-PER_EXPERT = 0.05
+EXPERT_KERNEL_NS = 6_500
+
+# Launches of the host for each of them, in 16 bits and in fewer, where its input is rounded before.
+# Taken from published runs with 16 experts a device in 8 bits, which take as long whatever the
+# device, 2026-11.
+EXPERT_LAUNCHES, NARROW_EXPERT_LAUNCHES = 3, 5
 
 # Kinds that change neither the order nor the number of copies.
-ALIKE = ("quantise", "cast")
+QUANTISE, ACCUMULATE = "quantise", "accumulate"
+ALIKE = (QUANTISE, "cast")
 
 
 def copies_of_tokens(graph: Graph) -> dict[str, TokenCopies]:
@@ -118,16 +124,54 @@ def places_reached(places: float, copies: TokenCopies) -> float:
     return places * hit
 
 
-def launches_waited_for(firings: OpFirings, software: Software) -> Floats:
+def launches_waited_for(firings: OpFirings, software: Software) -> int:
     """Launches of one firing that the device waits for, where software writes routing out.
 
     The host reads from the device how many tokens each expert has, so that it is not ahead when it
     launches what follows. How many a router's op is, `Software.routing`, is fitted on published
     runs of Megatron-Core, 2026-11.
     """
-    if firings.kind in ROUTING:
-        return np.array(float(software.routing))
-    if EXPERT in firings.sizes:
-        launches: Floats = np.float64(PER_EXPERT * software.routing) * firings.sizes[EXPERT]
-        return launches
-    return np.array(0.0)
+    return software.routing if firings.kind in ROUTING else 0
+
+
+def expert_kernels_ns(firings: OpFirings, software: Software) -> Floats:
+    """Nanoseconds in which the kernels of single experts begin and end; 0 where they are one."""
+    if not software.routing or software.fused_experts or EXPERT not in firings.sizes:
+        return np.array(0.0)
+    experts: Floats = np.float64(EXPERT_KERNEL_NS) * firings.sizes[EXPERT]
+    return experts
+
+
+def expert_launches(firings: OpFirings, software: Software) -> int:
+    """Launches of one firing by the host: one, or several for each expert of a product.
+
+    Parameters
+    ----------
+    firings : OpFirings
+        One firing of an op on its local shapes.
+    software : Software
+        The framework's.
+    """
+    if not software.routing or software.fused_experts or EXPERT not in firings.sizes:
+        return 1
+    each = NARROW_EXPERT_LAUNCHES if firings.precision in NARROW else EXPERT_LAUNCHES
+    return each * int(np.max(firings.sizes[EXPERT]))
+
+
+def in_expert_kernel(firings: OpFirings, software: Software) -> bool:
+    """True if a kernel of all experts' products does an op too.
+
+    It makes what lies between two of them, and adds gradients of weights to those of microbatches
+    before while it multiplies the next tile.
+    """
+    if not software.fused_experts or EXPERT not in firings.spans:
+        return False
+    rounds = firings.kind == QUANTISE and EPILOGUE in firings.attributes
+    return rounds or firings.kind in BETWEEN_PRODUCTS or firings.kind == ACCUMULATE
+
+
+def is_expert_bias(firings: OpFirings) -> bool:
+    """True if an op adds the biases of experts to tokens, or sums their gradient over tokens."""
+    operands = parse(firings.labels).operands if firings.kind in ("add", "sum") else ()
+    experts = [operand for operand in operands if (EXPERT,) in operand]
+    return len(experts) > 1 and min(map(len, experts)) < len(experts[0])

@@ -16,9 +16,12 @@ for their launches, push back its end.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import kinds_where
-from millrace.planner.actors.graph import ActorGraph, Program
-from millrace.planner.cluster import Cluster
+from millrace.planner.actors.graph import Actor, ActorGraph, Program
+from millrace.planner.cluster import Cluster, Software
+from millrace.planner.costs.actors import firing_of_actor
+from millrace.planner.costs.expert_routing import expert_launches
 
 # Phases in which frameworks do some kinds of ops for all variables in one launch: PyTorch's
 # `torch._foreach` functions, and apex's `multi_tensor_apply`, which DeepSpeed takes for Adam
@@ -67,12 +70,12 @@ def pacing_of(graph: ActorGraph, cluster: Cluster) -> Pacing | None:
     """
     if not paced(cluster):
         return None
-    host_ns = cluster.software.host_ns
-    rows = tuple(_paces(program, host_ns) for program in graph.programs)
-    return Pacing(host_ns, cluster.software.overlap, rows)
+    software = cluster.software
+    rows = tuple(_paces(program, software) for program in graph.programs)
+    return Pacing(software.host_ns, software.overlap, rows)
 
 
-def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
+def _paces(program: Program, software: Software) -> tuple[Pace, ...]:
     """A pace per actor: its own launch, and those of the meetings that nobody read before it."""
     met = {
         port.register
@@ -91,12 +94,19 @@ def _paces(program: Program, host_ns: int) -> tuple[Pace, ...]:
         read = met.intersection(port.register for port in actor.inputs)
         met -= read
         phase_kind = (actor.phase, actor.kind)
-        own_launches = (
-            0 if actor.phase in ENDS and actor.kind in TOGETHER and phase_kind in begun else 1
-        )
+        together = actor.phase in ENDS and actor.kind in TOGETHER and phase_kind in begun
+        own_launches = 0 if together else _launches(actor, program, software)
         begun.add(phase_kind)
-        paces[index] = Pace(own_launches + len(read), len(read) * host_ns if own_launches else 0)
+        before = len(read) * software.host_ns if own_launches else 0
+        paces[index] = Pace(own_launches + len(read), before)
     return tuple(paces)
+
+
+def _launches(actor: Actor, program: Program, software: Software) -> int:
+    """Launches of an actor: one, or several of each expert."""
+    if actor.parts or not actor.labels or EXPERT not in parse(actor.labels).labels:
+        return 1
+    return expert_launches(firing_of_actor(actor, program), software)
 
 
 def paced(cluster: Cluster) -> bool:

@@ -20,6 +20,7 @@ from millrace.models.arrays import Floats
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import OPS
 from millrace.planner.cluster import Device, Software
+from millrace.planner.costs.expert_routing import is_expert_bias
 from millrace.planner.costs.gemm import ITEM_BYTES
 from millrace.planner.costs.op_batch import OpFirings
 
@@ -37,6 +38,13 @@ ACCUMULATED = 0.5
 # (Megatron-Core, transformer/moe/experts.py, TEGroupedMLP: `linear_fc1` of twice the width, read
 # 2026-11).
 GROUPED = 0.0
+
+# Bytes over those of one addition, and of one sum, where experts have biases. The first products of
+# an expert add theirs themselves. That of the last is multiplied by probabilities, added, joined
+# over experts and rounded, all but the first in float32: 28 bytes an element, and 36 in the
+# gradient, for 4 and 2 (Megatron-Core, transformer/moe/experts.py, `_apply_bias`, read 2026-11).
+# Shared out over three biases, which is exact where an expert is as wide as the model.
+EXPERT_BIAS = {"add": 28 / 4 / 3, "sum": 36 / 2 / 3}
 
 # Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
 SAME_PASS = frozenset({"channel_squares"})
@@ -78,6 +86,8 @@ def memory_bound_seconds(firings: OpFirings, device: Device, software: Software)
         fusion = ACCUMULATED
     if firings.kind == "add" and _of_experts(firings.labels):
         fusion = GROUPED
+    if software.routing and not software.fused_experts and is_expert_bias(firings):
+        fusion = EXPERT_BIAS[firings.kind]
     if firings.kind in SAME_PASS:
         fusion = 0.0
     moved: Floats = firings.bytes * np.float64(fusion)

@@ -28,7 +28,11 @@ from millrace.planner.costs.attention import (
     choice_seconds,
     sparse_seconds,
 )
-from millrace.planner.costs.expert_routing import launches_waited_for
+from millrace.planner.costs.expert_routing import (
+    expert_kernels_ns,
+    in_expert_kernel,
+    launches_waited_for,
+)
 from millrace.planner.costs.gemm import (
     DEPTHWISE_RATE,
     ITEM_BYTES,
@@ -303,8 +307,11 @@ def op_durations_ns(firings: OpFirings, device: Device, software: Software = NO_
     measured_ns = _table_ns(firings, device) if device.kernels else None
     if measured_ns is not None:
         return measured_ns
-    waits_ns = whole_ns(software.host_ns * launches_waited_for(firings, software))
-    return kernel_ns(device) + waits_ns + whole_ns(_seconds(firings, device, software) * 1e9)
+    if in_expert_kernel(firings, software):
+        return whole_ns(np.zeros(np.shape(firings.bytes)))
+    waits_ns = software.host_ns * launches_waited_for(firings, software)
+    begun_ns = kernel_ns(device) + waits_ns + whole_ns(expert_kernels_ns(firings, software))
+    return begun_ns + whole_ns(_seconds(firings, device, software) * 1e9)
 
 
 def op_duration_ns(

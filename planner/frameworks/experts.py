@@ -11,10 +11,11 @@ from millrace.planner.collectives import EXPERT_EXCHANGE
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import DISPATCHERS, GATHERING, Capabilities
 
-# Times as many launches are waited for where the all_to_all of a microbatch moves beside another's
-# products and nothing is captured: layers are launched in parts, forward and backward in turns.
-# Fitted on published runs of Megatron-Core, 2026-11; one of them is faster without.
-IN_TURNS = 3
+# Times as long the host takes to launch where the all_to_all of a microbatch moves beside another's
+# products and nothing is captured: forward and backward take turns, and autograd is entered for
+# every part of a layer (Megatron-Core, pipeline_parallel/utils.py, `ScheduleNode`, read 2026-11).
+# By published runs with 16 experts a device, 2026-11.
+IN_TURNS = 1.5
 
 
 def with_experts(
@@ -42,8 +43,8 @@ def with_experts(
     overlap : bool, optional
         Whether the all_to_all of a microbatch moves beside the products of another.
     captured : bool
-        Steps or layers are captured as CUDA graphs: parts of layers, launched in turns, are waited
-        for no longer than others.
+        Steps or layers are captured as CUDA graphs: parts of layers, launched in turns, take no
+        longer than others.
 
     Raises
     ------
@@ -66,8 +67,8 @@ def with_experts(
         return software
     pieces = {*software.pieces} ^ {EXPERT_EXCHANGE}
     turns = 1 if captured else IN_TURNS
-    routing = software.routing * turns if overlap else software.routing // turns
-    return replace(software, pieces=tuple(sorted(pieces)), routing=routing)
+    host_ns = round(software.host_ns * turns if overlap else software.host_ns / turns)
+    return replace(software, pieces=tuple(sorted(pieces)), host_ns=host_ns)
 
 
 def with_expert_recompute(software: Software, ep: int | None) -> Software:
@@ -99,6 +100,13 @@ def _lacking(dispatcher: str, device: Device) -> str:
 def overlaps(software: Software) -> bool:
     """True if experts' all_to_all moves beside the products of another microbatch."""
     return EXPERT_EXCHANGE in software.pieces
+
+
+def exchanging(software: Software) -> Software:
+    """Software whose experts' all_to_all takes its full time, for what simulates what hides it."""
+    return replace(
+        software, pieces=tuple(each for each in software.pieces if each != EXPERT_EXCHANGE)
+    )
 
 
 def dispatcher_of(software: Software) -> str:

@@ -15,15 +15,22 @@ from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
 from millrace.planner.costs.collective_costs import MERGED_LINKS
 from millrace.planner.costs.expert_routing import (
-    PER_EXPERT,
+    EXPERT_KERNEL_NS,
+    EXPERT_LAUNCHES,
+    NARROW_EXPERT_LAUNCHES,
     copies_of_tokens,
+    expert_launches,
+    is_expert_bias,
     places_reached,
     share_beyond,
 )
+from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
+from millrace.planner.costs.ops import op_durations_ns
 from tests.plan_requests import plan_of
 from tests.small_models import small
 
 MIB = 2**20
+PRODUCT = "e b c! k, e k n -> e b c! n"
 
 
 def across(nodes: int, **software: object) -> Cluster:
@@ -120,13 +127,56 @@ def test_a_dispatch_waits_for_its_launches() -> None:
         op_ns("dispatch", labels, shapes, written)
         == op_ns("dispatch", labels, shapes, plain) + 20_000
     )
-    labels, shapes = "e b c! k, e k n -> e b c! n", ((8, 1, 32, 32),) * 3
-    shapes = (shapes[0], (8, 32, 32), shapes[2])
-    waited = op_ns("matmul", labels, shapes, written) - op_ns("matmul", labels, shapes, plain)
-    assert waited == round(20_000 * 8 * PER_EXPERT)
+    product = (8, 1, 32, 32), (8, 32, 32), (8, 1, 32, 32)
+    waited = op_ns("matmul", PRODUCT, product, written) - op_ns("matmul", PRODUCT, product, plain)
+    assert waited == 8 * EXPERT_KERNEL_NS
     gelu_shapes = ((64, 32), (64, 32))
     assert op_ns("gelu", "n d -> n d", gelu_shapes, written) == op_ns(
         "gelu", "n d -> n d", gelu_shapes, plain
+    )
+
+
+OF_EXPERTS = ((8, 1, 512, 1024), (8, 1024, 256), (8, 1, 512, 256))
+
+
+def of_experts(
+    kind: str, attributes: Attributes, *shapes: Shape, labels: str = PRODUCT
+) -> OpFirings:
+    *inputs, output = shapes
+    dtypes = ["bfloat16"] * len(inputs)
+    return firing_of(kind, labels, attributes, inputs, [output], dtypes, ["bfloat16"])
+
+
+def test_the_host_launches_products_expert_by_expert_unless_a_kernel_does_all() -> None:
+    wide = of_experts("matmul", {}, *OF_EXPERTS)
+    narrow = of_experts("matmul", {"arithmetic": "fp8"}, *OF_EXPERTS)
+    assert expert_launches(wide, Software()) == 1
+    assert expert_launches(wide, Software(routing=1)) == 8 * EXPERT_LAUNCHES
+    assert expert_launches(narrow, Software(routing=1)) == 8 * NARROW_EXPERT_LAUNCHES
+    assert expert_launches(narrow, Software(routing=1, fused_experts=True)) == 1
+
+
+def test_a_kernel_of_all_experts_makes_the_activation_and_rounds_it() -> None:
+    by_itself, fused = (Software(routing=1, fused_experts=each) for each in (False, True))
+    labels = "e b c! n, e b c! n -> e b c! n"
+    swiglu = of_experts("swiglu", {}, *[(8, 1, 512, 256)] * 3, labels=labels)
+    of_activation, of_tokens = (
+        of_experts("quantise", attributes, *[(8, 1, 512, 256)] * 2, labels="e b c k -> e b c k")
+        for attributes in ({"epilogue": True}, {})
+    )
+    for firing in (swiglu, of_activation):
+        assert op_durations_ns(firing, device("b200"), by_itself)[0] > 0
+        assert op_durations_ns(firing, device("b200"), fused)[0] == 0
+    assert op_durations_ns(of_tokens, device("b200"), fused)[0] > 0
+
+
+def test_biases_of_experts_are_added_in_several_passes() -> None:
+    shapes = (8, 1, 512, 1024), (8, 1024), (8, 1, 512, 1024)
+    biased = of_experts("add", {}, *shapes, labels="e b c n, e n -> e b c n")
+    plain, written = Software(), Software(routing=1)
+    assert is_expert_bias(biased)
+    assert op_durations_ns(biased, device("b200"), plain) < op_durations_ns(
+        biased, device("b200"), written
     )
 
 

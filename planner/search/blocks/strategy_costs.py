@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.models.arrays import Bools, Ints
 from millrace.models.graph import ITEMSIZE, Op, Phase, Rate, Tensor
-from millrace.models.labels import BATCH, parse
+from millrace.models.labels import BATCH, EXPERT, parse
 from millrace.models.model_counts import master_weights
 from millrace.models.ops import op_kind, state_of
 from millrace.models.training.optimizer_updates import DIRECTIONS
@@ -322,7 +322,7 @@ class StrategyCosts:
             moved += item[inputs] * first
         like = item[inputs] * first if row.updates else item[0] * sizes[0]
         moved += 2 * len(state_of(kind, op.attributes)) * like
-        by_shape = bool(self.cluster.device.shapes)
+        by_shape = bool(self.cluster.device.shapes) or EXPERT in parse(labels).labels
         spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
         precision = precision_of(kind, dtypes[:inputs], op.attributes)
         follows = share is not None and share.follows

@@ -27,7 +27,7 @@ RUNS = capabilities("megatron-core")
 def test_a_framework_takes_its_first_dispatcher_that_the_device_has() -> None:
     on_hopper = with_experts(MEGATRON, HOPPER, RUNS)
     assert (dispatcher_of(on_hopper), overlaps(on_hopper)) == ("deepep", True)
-    assert on_hopper.routing == IN_TURNS * MEGATRON.routing
+    assert on_hopper.host_ns == IN_TURNS * MEGATRON.host_ns
     on_ampere = with_experts(MEGATRON, AMPERE, RUNS)
     assert (dispatcher_of(on_ampere), overlaps(on_ampere)) == ("alltoall", True)
 
@@ -39,10 +39,10 @@ def test_choices_are_obeyed_and_undone() -> None:
     assert with_experts(overlapped, HOPPER, RUNS, "alltoall", overlap=False) == MEGATRON
 
 
-def test_captured_launches_are_waited_for_no_longer_in_turns() -> None:
+def test_captured_launches_take_no_longer_in_turns() -> None:
     captured = with_experts(MEGATRON, HOPPER, RUNS, "alltoall", overlap=True, captured=True)
     assert overlaps(captured)
-    assert captured.routing == MEGATRON.routing
+    assert captured.host_ns == MEGATRON.host_ns
 
 
 def test_software_that_nothing_is_known_of_stays() -> None:
