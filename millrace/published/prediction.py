@@ -84,8 +84,8 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
         raise InexpressibleError(reason or "no size of microbatch divides the global batch")
     fitting = [candidate for candidate, needed_bytes in tried if needed_bytes <= limit]
     if len(fitting) > 1:
-        at = (question.cluster,)
-        return min(fitting, key=lambda candidate: simulated(candidate, at)[0].step_time_ns)
+        where = (question.cluster,)
+        return min(fitting, key=lambda candidate: simulated(candidate, where)[0].step_time_ns)
     if fitting:
         return fitting[0]
     best = min(tried, key=lambda attempt: attempt[1])[0]
