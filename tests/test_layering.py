@@ -87,12 +87,12 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_717,
-    "planner": 23_060,
-    "simulator": 3_367,
+    "planner": 23_076,
+    "simulator": 3_411,
     "executor": 28_289,
-    "millrace": 26_175,
-    "tests": 54_217,
-    "benchmarks": 10_440,
+    "millrace": 26_316,
+    "tests": 54_291,
+    "benchmarks": 10_483,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

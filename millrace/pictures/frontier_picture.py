@@ -127,6 +127,7 @@ def _mark_choice(panel: Any, choice: Mapping[str, Any], theme: Theme) -> None:
             texts.setdefault((row["time_s"] / DAY_S, row["cost_usd"]), []).append(text)
     for place, names in texts.items():
         panel.plot(*place, "o", markersize=14, fillstyle="none", color=theme.ink)
-        panel.annotate(
-            ", ".join(names), place, (0, -18), textcoords="offset points", ha="center", va="top"
-        )
+        above = set(names) <= set(CHOICES.values())  # the guess that it stands in for lies below
+        shift, side = (18, "bottom") if above else (-18, "top")
+        text = ", ".join(names)
+        panel.annotate(text, place, (0, shift), textcoords="offset points", ha="center", va=side)
