@@ -13,7 +13,13 @@ from msgspec.structs import replace as changed
 from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
-from millrace.planner.frameworks.peak_memory import MemoryHabit, account_bytes, peak_bytes
+from millrace.planner.frameworks.layer_split import split_as_given
+from millrace.planner.frameworks.peak_memory import (
+    MemoryHabit,
+    account_bytes,
+    peak_bytes,
+    printed_stage,
+)
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import MAX_GAP, Plan
 from millrace.planner.search import Pins, SearchRequest, search
@@ -33,13 +39,15 @@ REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, 
 class Predicted:
     """Prediction of a run: step time, shares of it, and memory of the fullest device.
 
-    `peak_bytes` is the figure that the run's source printed, `account_bytes` the same figure by the
-    plan's own account, without the framework's habits; `device_bytes` is all that a device holds by
+    `peak_bytes` is the figure that the run's source printed, `state_bytes` what is allocated on the
+    same device between steps, `account_bytes` the same figure by the plan's own account, without
+    the framework's habits; `device_bytes` is all that a device holds by
     that account, and what `millrace plan` compares with the device's memory.
     """
 
     step_time_s: float
     peak_bytes: int
+    state_bytes: int | None
     account_bytes: int
     device_bytes: int
     bubble_fraction: float
@@ -148,7 +156,8 @@ def _plan(question: Question, pins: Pins) -> Plan:
         pins=pins,
         max_gap=MAX_GAP,
     )
-    return changed(search(request, None, remedies=False), cluster=cluster)
+    plan = changed(search(request, None, remedies=False), cluster=cluster)
+    return split_as_given(plan, question.chunk_layers)
 
 
 def predicted(
@@ -157,8 +166,10 @@ def predicted(
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
     memory = plan_memory(planned_run.plan)
     peak = account = max(stage.arena_bytes for stage in memory)
+    state = None
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
+        state = printed_stage(planned_run.plan, planned_run.keeping).state_bytes
         account = account_bytes(planned_run.plan, planned_run.keeping.figure)
     every = [
         predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
@@ -168,6 +179,7 @@ def predicted(
         Predicted(
             step_time_s=prediction.step_time_ns / 1e9,
             peak_bytes=peak,
+            state_bytes=state,
             account_bytes=account,
             device_bytes=max(stage.total_bytes for stage in memory),
             bubble_fraction=prediction.bubble_fraction,

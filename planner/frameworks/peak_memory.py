@@ -58,6 +58,8 @@ class MemoryHabit:
         Blocks that keep every second product keep a last one that no gradient reads.
     figure : Figure
         The figure that the source prints.
+    stage : int, optional
+        The stage whose figures it prints; None: the fullest.
     """
 
     framework: FrameworkMemory = USUAL
@@ -66,6 +68,7 @@ class MemoryHabit:
     gathers_again: bool = False
     unread: bool = False
     figure: Figure = Figure.ALLOCATED
+    stage: int | None = None
 
 
 def needed_memory(plan: Plan) -> tuple[StageMemory, ...]:
@@ -161,8 +164,23 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     habit : MemoryHabit
         How the run used memory, and which figure its source prints.
     """
+    return _printed(printed_stage(plan, habit).arena_bytes, plan, habit.figure)
+
+
+def printed_stage(plan: Plan, habit: MemoryHabit) -> StageMemory:
+    """Memory of the stage whose figures a source prints.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan of a run that happened.
+    habit : MemoryHabit
+        How the run used memory; without a stage of its own, the fullest counts.
+    """
+    if habit.stage is not None:
+        return framework_stages(plan, habit)[habit.stage]
     stages = framework_stages(split_layers(plan, habit.framework.layer_split), habit)
-    return _printed(max(stage.arena_bytes for stage in stages), plan, habit.figure)
+    return max(stages, key=lambda stage: stage.arena_bytes)
 
 
 def account_bytes(plan: Plan, figure: Figure) -> int:

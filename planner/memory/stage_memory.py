@@ -46,6 +46,11 @@ class StageMemory:
         )
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes that stay between steps."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all kinds together."""
         return self.arena_bytes + self.workspace_bytes + self.context_bytes + self.slack_bytes
