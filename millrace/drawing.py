@@ -28,7 +28,7 @@ from millrace.tables.stages import axis_table, rank_table, stage_table
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
 # Kinds of memory beside what a plan lays out share one column, so that the table fits a screen.
-BESIDE = ("context", "slack", "workspace")
+BESIDE = ("context", "resident", "slack", "workspace")
 
 
 Fused = Mapping[str, Sequence[Sequence[str]]]

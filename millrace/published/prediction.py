@@ -47,12 +47,12 @@ class Predicted:
 
     step_time_s: float
     peak_bytes: int
-    state_bytes: int | None
     account_bytes: int
     device_bytes: int
     bubble_fraction: float
     exposed_communication_s: float
     fidelity: str
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ those that it leaves out and memory depends on are in `arguments.json`, by test.
 is the last one, with stages one of the last stage.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.frameworks.framework_memory import FrameworkMemory, LossKernel, memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
 from millrace.planner.frameworks.peak_memory import MemoryHabit
+from millrace.planner.frameworks.resident_memory import Workspaces
 from millrace.planner.search import Pins
 from millrace.published import language
 from millrace.published.question import InexpressibleError, Question
@@ -74,7 +76,7 @@ def question(row: Row) -> tuple[Question, Pins]:
             training=job.training,
             cluster=cluster,
             global_batch=job.global_batch,
-            keeping=_habit(values, job),
+            keeping=_habit(row, values, job),
             chunk_layers=job.chunk_layers or _even_layers(job),
         ), job.pins
     except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
@@ -125,6 +127,9 @@ def arguments(row: Row) -> GivenArguments:
 
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# Of `apply_determinism_env`, megatron/training/determinism.py, read 2026-11.
+DETERMINISTIC = ":4096:8"
+WORKSPACE_WORDS = re.compile(r":(\d{1,6}):(\d{1,4})")
 ARGUMENT_COLUMNS = COLUMNS[TableFormat.TESTS][COLUMNS[TableFormat.TESTS].index("num-layers") :]
 
 
@@ -166,7 +171,7 @@ def _language_row(row: Row, job: TrainingJob) -> Row:
     return stated
 
 
-def _habit(values: Mapping[str, Any], job: TrainingJob) -> MemoryHabit:
+def _habit(row: Row, values: Mapping[str, Any], job: TrainingJob) -> MemoryHabit:
     """Memory habit of a test: Megatron's, with the test's own settings."""
     pins = job.pins
     fused = values["cross_entropy_loss_fusion"] and values["cross_entropy_fusion_impl"] == "te"
@@ -179,11 +184,10 @@ def _habit(values: Mapping[str, Any], job: TrainingJob) -> MemoryHabit:
     )
     sharded = values["use_megatron_fsdp"] and values["data_parallel_sharding_strategy"] == SHARDED
     zero = 3 if sharded or values["use_torch_fsdp2"] else int(pins.zero or 0)
-    group = job.software.get("shard_group", "")
     return MemoryHabit(
-        framework=_with_precision(memory, values),
+        framework=_as_tested(memory, row, values),
         zero=zero,
-        zero_ranks=int(group) if group else None,
+        copies=values["num_distributed_optimizer_instances"],
         gathers_again=bool(pins.sequence_parallel) or (pins.cp or 1) > 1,
         stage=LAST,
     )
@@ -195,9 +199,33 @@ def _even_layers(job: TrainingJob) -> tuple[int, ...]:
     return (int(job.model.config["layers"]) // chunks,) * chunks  # type: ignore[arg-type]
 
 
-def _with_precision(memory: FrameworkMemory, values: Mapping[str, Any]) -> FrameworkMemory:
-    """Memory of a framework with the bytes that a test keeps of a parameter."""
+def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> FrameworkMemory:
+    """Memory of a framework with what a test keeps of a parameter, and with its libraries."""
     stored = memory.parameters
     if values["grad_reduce_in_bf16"]:
         stored = changed(stored, gradient_bytes=2)
-    return changed(memory, parameters=stored)
+    elif values["fp16"] and not values["accumulate_allreduce_grads_in_fp32"]:
+        # Copies of gradients in float32 stay until the next step (`Float16OptimizerWithFloat16
+        # Params._copy_model_grads_to_main_grads`, core/optimizer/optimizer.py, read 2026-11).
+        stored = changed(stored, gradient_bytes=2, state_bytes=stored.state_bytes + 4)
+    local = values["transformer_impl"] == "local"
+    tests = functional_tests()
+    said = (tests.usual | tests.tests.get(row["test"], {})).get(WORKSPACE) or ""
+    if values["deterministic_mode"]:
+        said = said or DETERMINISTIC
+    sizes = [int(size) * int(count) * 2**10 for size, count in WORKSPACE_WORDS.findall(said)]
+    scores = 0
+    if local and values["attention_backend"] != "flash":
+        # Scores of a layer, which all layers share (`matmul_input_buffer`,
+        # core/transformer/dot_product_attention.py, read 2026-11).
+        heads = values["num_attention_heads"] // values["tensor_model_parallel_size"]
+        scores = 2 * values["micro_batch_size"] * heads * values["seq_length"] ** 2
+    return changed(
+        memory,
+        parameters=stored,
+        workspaces=Workspaces(
+            engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
+        ),
+        placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
+        bucket_bytes=scores,
+    )
