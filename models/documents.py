@@ -258,7 +258,13 @@ def decode_json(content: bytes, kind: type[Kind], where: str, error: Refusal = F
     return _decoded(decoded, kind, where, error)
 
 
-def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileError) -> Kind:
+def decode_toml(
+    text: str,
+    kind: type[Kind],
+    where: str,
+    error: Refusal = FileError,
+    completed: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Kind:
     """Document of a TOML text.
 
     Parameters
@@ -271,6 +277,8 @@ def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileEr
         Begins the message of `error`: "cluster file `<path>`".
     error : type of ValueError
         Raised for all that is wrong with the text.
+    completed : callable
+        Fills in what a text may leave out, before its values are converted.
 
     Raises
     ------
@@ -283,7 +291,7 @@ def decode_toml(text: str, kind: type[Kind], where: str, error: Refusal = FileEr
         values = tomllib.loads(text)
         _check_schema(values.pop(SCHEMA, ""))
         _check_numbers(values)
-        return msgspec.convert(values, type=kind)
+        return msgspec.convert(completed(values), type=kind)
 
     return _decoded(decoded, kind, where, error)
 

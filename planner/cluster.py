@@ -153,7 +153,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     the form's table and that of the shape (`millrace.planner.costs.tables.op_forms`): a table of
     `kernels` says how an op's time grows with its work, a shape's points what it is at theirs.
     `crowded_speed` is the share of their speed that cores have together where more threads want
-    them than there are (`millrace.simulator.shared_cores`).
+    them than there are (`millrace.simulator.shared_cores`). `assumed` names the efficiencies that
+    no run on the device was fitted to (`millrace.planner.clusters.assumed_shares`).
     """
 
     name: str
@@ -179,6 +180,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     measured: MeasurementQuality | None = None
     shapes: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {}
     crowded_speed: float = 1.0
+    assumed: tuple[str, ...] = ()
 
 
 class Islands(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

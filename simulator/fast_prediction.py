@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from millrace.planner.compile.passes import ordered_plan
 from millrace.planner.memory import StageMemory
 from millrace.planner.plan import Plan
-from millrace.simulator.critical_path import SteadyStep, steady_ops, steady_step
+from millrace.simulator.critical_path import SteadyStep, steady_chunks, steady_ops, steady_step
 from millrace.simulator.prediction import STAGE, chosen_fidelity, predict
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 
@@ -58,6 +58,8 @@ def predict_fast(
     if fidelity == STAGE:
         stages = stages or stage_graph(plan)
         steady, inside_ns = steady_step(stages.coarse, stages.table), stages.inside_ns
+        if steady is None and plan.cluster.cores_per_node is None:
+            steady = steady_chunks(stages.coarse)
     elif plan.cluster.cores_per_node is None:
         steady = steady_ops(ordered_plan(plan))
     if steady is None:

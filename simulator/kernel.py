@@ -15,7 +15,7 @@ again while that was too early.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Any
 
 from simpy import Environment
@@ -41,6 +41,24 @@ class Clock(Environment):
     def after(self, delay: int, event: Completion) -> None:
         """Schedule an event; `schedule` does the same with one more look at its arguments."""
         heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), event))
+
+    def run_all(self, enough: Callable[[], bool], often: int) -> None:
+        """Run until no event is left or, asked once in `often` events, there were enough.
+
+        `run` does the same with a call, and a look at whether it failed, for each event: none of
+        these fails.
+        """
+        queue: Any = self._queue
+        while queue:
+            for _ in range(often):
+                self._now, _, _, event = heappop(queue)
+                callbacks, event.callbacks = event.callbacks, None
+                for callback in callbacks:
+                    callback(event)
+                if not queue:
+                    return
+            if enough():
+                return
 
 
 class Kernel:
@@ -103,8 +121,14 @@ class Kernel:
                 host = SharedCores(self.env, cores_per_node, crowded_speed)
                 self._hosts.setdefault(instance.node, host)
 
-    def run(self) -> None:
+    def run(self, steps: int | None = None) -> None:
         """Run to the end, so that the instances hold the times of every firing.
+
+        Parameters
+        ----------
+        steps : int, optional
+            So many steps are wanted: the run may be left once each of them is over on every rank,
+            and what is under way then has no end. None: all that the instances can do.
 
         Raises
         ------
@@ -113,8 +137,18 @@ class Kernel:
         """
         for index, instance in enumerate(self.instances):
             self._carry_out(index, instance.protocol.begin())
-        self.env.run()
-        if not all(instance.protocol.finished for instance in self.instances):
+        wanted = [
+            (ends, actor.firings * steps)
+            for instance in self.instances
+            for ends, actor in zip(instance.ends, instance.program.actors, strict=True)
+            if steps is not None
+        ]
+
+        def enough() -> bool:
+            return bool(wanted) and all(len(ends) >= firings for ends, firings in wanted)
+
+        self.env.run_all(enough, often=max(len(wanted), 1000))
+        if not (enough() or all(instance.protocol.finished for instance in self.instances)):
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
 
@@ -221,7 +255,8 @@ class Kernel:
             self.env.after(left, event)
         else:
             pacer.finish(event, now)
-            _call(self._on_end, event)
+            for callback in self._on_end:
+                callback(event)
 
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from millrace.planner.actors.graph import ActorGraph, Leave
 from millrace.planner.actors.protocol import ActorProtocol
-from millrace.planner.compile.queue_orders import FirstStep
+from millrace.planner.compile.queue_orders import ALIKE, FiringsNs, FirstStep
 from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
 from millrace.simulator.kernel import Kernel
 from millrace.simulator.simulated_rank import Instance
@@ -26,8 +26,10 @@ LaunchDelay = tuple[int, int] | None
 def followed(
     graph: ActorGraph,
     durations_ns: Sequence[Sequence[int]],
-    pacing: Pacing,
+    pacing: Pacing | None,
     steps: int,
+    wanted: int | None = None,
+    firings_ns: FiringsNs = ALIKE,
 ) -> tuple[list[list[Times]], list[list[Times]]]:
     """Starts and ends of all firings of some steps by events, as `Replay` has them.
 
@@ -37,10 +39,15 @@ def followed(
         With all its orders; one representative per program runs.
     durations_ns : sequence of sequence of int
         Nanoseconds of one firing where nothing slows it, per program and actor.
-    pacing : Pacing
+    pacing : Pacing or None
         Launches by the host and contention, both honoured.
     steps : int
         Number of steps.
+    wanted : int, optional
+        Steps whose times are wanted: what the others do later may be left out, and what is under
+        way then ends when it is left. None: all of them.
+    firings_ns : mapping
+        Nanoseconds of a step's firings by program and actor, where they are not all alike.
 
     Returns
     -------
@@ -58,11 +65,23 @@ def followed(
             program=program,
             protocol=ActorProtocol(program, steps),
             delays=row,
+            firing_delays=[
+                list(firings_ns.get((index, actor), [ns] * program.actors[actor].firings)) * steps
+                for actor, ns in enumerate(row)
+            ]
+            if firings_ns
+            else (),
         )
-        for program, row in zip(graph.programs, durations_ns, strict=True)
+        for index, (program, row) in enumerate(zip(graph.programs, durations_ns, strict=True))
     ]
-    Kernel(graph, instances, pacing=pacing).run()
-    return [instance.begins for instance in instances], [instance.ends for instance in instances]
+    kernel = Kernel(graph, instances, pacing=pacing)
+    kernel.run(wanted)
+    begins, ends = [each.begins for each in instances], [each.ends for each in instances]
+    left_ns = int(kernel.env.now)
+    for rows, ended in zip(begins, ends, strict=True):
+        for begun, over in zip(rows, ended, strict=True):
+            over += [max(left_ns, begun[-1])] * (len(begun) - len(over))
+    return begins, ends
 
 
 class _ReplayedActor(NamedTuple):

@@ -21,7 +21,7 @@ from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.planner.schedules import Order
 from millrace.simulator.block_fidelity import Row, shared
 from millrace.simulator.chunks.chunk_graph import CoarseGraph, coarse_graph
-from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, alone, in_pairs
+from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, alone
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -204,13 +204,15 @@ class _PartTimes:
             block_names = [
                 b for run, n in zip(runs, counts, strict=True) for b in run.sampled_blocks(n)
             ]
-            piece = self._compiler.compile(number, block_names, *self._where(number))
-            paired = None
-            if self.table.pairs:
-                order, paired_slots = in_pairs(joint=self.table.joint)
-                lies = self._where(number)[1]
-                paired = self._compiler.compile(number, block_names, order, lies, paired_slots)
-            self._times_by_key[key] = part_times(piece, paired, detailed=self._detailed)
+            self._times_by_key[key], piece = part_times(
+                self._compiler,
+                number,
+                block_names,
+                *self._where(number),
+                joint=self.table.joint,
+                pairs=self.table.pairs,
+                detailed=self._detailed,
+            )
             self._note(number, piece)
         return self._times_by_key[key]
 

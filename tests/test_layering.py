@@ -86,13 +86,13 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 18_711,
-    "planner": 22_989,
-    "simulator": 3_331,
+    "models": 18_717,
+    "planner": 23_076,
+    "simulator": 3_411,
     "executor": 28_289,
-    "millrace": 26_086,
-    "tests": 54_013,
-    "benchmarks": 10_406,
+    "millrace": 26_196,
+    "tests": 54_217,
+    "benchmarks": 10_440,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

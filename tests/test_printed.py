@@ -1,7 +1,6 @@
 """Blocks of README and docs that show commands equal what `benchmarks.quality.printed` prints.
 
-Blocks that take minutes, or need a table that the repository does not hold, are printed by that
-command alone.
+Blocks that take minutes are printed by that command alone.
 """
 
 import re
@@ -37,7 +36,7 @@ def page(text: str) -> Page:
 
 
 def quick(path: Path) -> bool:
-    return any(not block.minutes and not block.needs for block in blocks(read_page(path)))
+    return any(not block.minutes for block in blocks(read_page(path)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
         "```console\n$ first \\\n    --more\none\n$ second\n```\n"
         "```sh\n$ not this\n```\n<!-- printed: $ table -->\n| a |\n|---|\n\nend\n"
         "<!-- printed: minutes, $ slow -->\n| b |\n\n"
-        "<!-- printed: needs a.csv -->\n```console\n$ third\n```"
+        "```console\n$ third\n```"
     )
     assert list(blocks(page(text))) == [
         ConsoleBlock(
@@ -89,7 +88,7 @@ def test_blocks_are_found_with_their_comments_commands_and_lines() -> None:
         ),
         ConsoleBlock(commands=(ShownCommand(text="table", first=11, end=13),)),
         ConsoleBlock(commands=(ShownCommand(text="slow", first=16, end=17),), minutes=True),
-        ConsoleBlock(commands=(ShownCommand(text="third", first=21, end=21),), needs=("a.csv",)),
+        ConsoleBlock(commands=(ShownCommand(text="third", first=20, end=20),)),
     ]
 
 

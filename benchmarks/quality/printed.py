@@ -1,6 +1,6 @@
 """Output of commands that README and docs show, printed anew and put in its place.
 
-Run `python -m benchmarks.quality.printed [FILE...] [--check] [--all] [--data FOLDER]` from the root
+Run `python -m benchmarks.quality.printed [FILE...] [--check] [--all]` from the root
 of the repository. Without files it takes every page that a person wrote, and what is generated
 (`printed_pages.py`: docs/cli.md, docs/schemas/ and the picture of the README).
 
@@ -10,7 +10,6 @@ plain comparison must not expect:
 
     <!-- printed: measured -->                  figures are this machine's: words are compared
     <!-- printed: minutes -->                   run with --all only
-    <!-- printed: needs published_dev.csv -->   run where --data FOLDER holds the file
     <!-- printed: $ python -m benchmarks.x -->  what follows, up to an empty line, is Markdown;
                                                 words for it stand in front: `minutes, $ python`
 
@@ -77,7 +76,6 @@ class ConsoleBlock:
     commands: tuple[ShownCommand, ...]
     measured: bool = False
     minutes: bool = False
-    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ def blocks(page: Page) -> Iterator[ConsoleBlock]:
     MarkupError
         Where a fence does not begin with a command, or a comment says something unknown.
     """
-    options: dict[str, bool | tuple[str, ...]] = {}
+    options: dict[str, bool] = {}
     index = 0
     while index < len(page.lines):
         line = page.lines[index]
@@ -117,13 +115,13 @@ def blocks(page: Page) -> Iterator[ConsoleBlock]:
             if dollar:
                 end = _next(page.lines, index, lambda each: not each.strip())
                 command = ShownCommand(text=text, first=index, end=end)
-                yield ConsoleBlock(commands=(command,), **options)  # type: ignore[arg-type]
+                yield ConsoleBlock(commands=(command,), **options)
                 options, index = {}, end
             elif index >= len(page.lines) or page.lines[index] != "```console":
                 raise MarkupError(f"{where}: the comment stands above no console fence")
         elif line == "```console":
             end = _next(page.lines, index, lambda each: each == "```")
-            yield ConsoleBlock(commands=tuple(_commands(page.lines, index, end, where)), **options)  # type: ignore[arg-type]
+            yield ConsoleBlock(commands=tuple(_commands(page.lines, index, end, where)), **options)
             options, index = {}, end + 1
         elif line.startswith("```") and line != "```":
             index = _next(page.lines, index, lambda each: each == "```") + 1
@@ -139,16 +137,14 @@ def _next(lines: Sequence[str], start: int, ends: Callable[[str], bool]) -> int:
     return next((i for i in range(start, len(lines)) if ends(lines[i])), len(lines))
 
 
-def _options(text: str, where: str) -> dict[str, bool | tuple[str, ...]]:
+def _options(text: str, where: str) -> dict[str, bool]:
     """Fields of a ConsoleBlock that a comment sets."""
-    options: dict[str, bool | tuple[str, ...]] = {}
+    options: dict[str, bool] = {}
     for word in filter(None, text.split(", ")):
         if word in ("measured", "minutes"):
             options[word] = True
-        elif word.startswith("needs "):
-            options["needs"] = tuple(word.removeprefix("needs ").split())
         else:
-            raise MarkupError(f"{where}: `{word}` is none of measured, minutes, needs FILE")
+            raise MarkupError(f"{where}: `{word}` is none of measured, minutes")
     return options
 
 
@@ -310,7 +306,7 @@ class Renewed:
     changed: tuple[str, ...]
 
 
-def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> Renewed:
+def renewed(page: Page, *, minutes: bool = False) -> Renewed:
     """Page with what its commands print now.
 
     Parameters
@@ -319,8 +315,6 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
         Its blocks run in order in one scratch folder.
     minutes : bool
         Also run what takes minutes.
-    data : Path, optional
-        The folder of the tables that some blocks need; without it they stay as they are.
     """
     lines, stale, changed = list(page.lines), [], []
     with tempfile.TemporaryDirectory(prefix="printed-") as name:
@@ -331,7 +325,7 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
             (folder / shown_file).write_text(text, "utf-8")
         shift = 0
         for block in blocks(page):
-            if not _can_run(block, folder, minutes, data):
+            if block.minutes and not minutes:
                 continue
             for command in block.commands:
                 shown = page.lines[command.first : command.end]
@@ -350,18 +344,6 @@ def renewed(page: Page, *, minutes: bool = False, data: Path | None = None) -> R
     return Renewed(lines=tuple(lines), stale=tuple(stale), changed=tuple(changed))
 
 
-def _can_run(block: ConsoleBlock, folder: Path, minutes: bool, data: Path | None) -> bool:
-    """True if a block is asked for and has the tables that it needs, then linked in `folder`."""
-    if block.minutes and not minutes:
-        return False
-    for file in block.needs:
-        if data is None or not (data / file).exists():
-            return False
-        if not (folder / file).exists():
-            (folder / file).symlink_to((data / file).resolve())
-    return True
-
-
 def pages() -> list[Path]:
     """Markdown files of the repository that a person wrote."""
     folders = ("", "benchmarks", "docs", "docs/decisions", "examples")
@@ -375,7 +357,6 @@ def main(
         bool, typer.Option(help="Write nothing; exit with 1 where one is stale.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also what takes minutes.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Folder of tables of published runs.")] = None,
 ) -> None:
     """Print anew what README and docs show of commands."""
     for file in files or ():
@@ -384,7 +365,7 @@ def main(
     failed = False
     for path in [file.resolve() for file in files] if files else pages():
         page = read_page(path)
-        result = renewed(page, minutes=everything, data=data)
+        result = renewed(page, minutes=everything)
         failed |= bool(result.changed or (check and result.stale))
         for text in (*result.changed, *(f"{where} is stale" for where in result.stale)):
             print(text, file=sys.stderr)

@@ -21,6 +21,7 @@ from millrace.models.graph import Graph
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.actors.trace import Trace
 from millrace.planner.cluster import Device
+from millrace.planner.clusters.assumed_shares import SHARES
 from millrace.planner.clusters.cluster_files import ClusterFile
 from millrace.planner.plan import Plan
 
@@ -93,6 +94,9 @@ def schema(document: type) -> dict[str, Any]:
     for kind in kinds.values():
         if "description" in kind:  # docstrings, which some versions of msgspec give as indented
             kind["description"] = cleandoc(kind["description"])
+    if document is ClusterFile:  # whose devices may leave out what is assumed then
+        device = kinds["Device"]
+        device["required"] = [field for field in device["required"] if field not in SHARES]
     name = generated["$ref"].rpartition("/")[2]
     root = kinds[name]
     within = json.dumps([root, *(kind for other, kind in kinds.items() if other != name)])

@@ -1,60 +1,101 @@
-"""Table of published runs with its columns filled: what its notes tell in words, as values.
+"""Table of published runs as facts alone: what its notes tell in words, as columns.
 
-Run `python -m benchmarks.simulator.columns CSV OUT` from the root of the repository.
+Run `python -m benchmarks.simulator.columns CSV OUT [--fitted]` from the root of the repository.
 
-CSV is a table of the language layout of `millrace validate`. OUT has the same rows and columns, and
-those of `millrace.published.columns` that CSV lacks (`framework` too), as `millrace validate` reads
-them out of its notes and sources. Of OUT every row asks the same, and no word of its notes counts
-any more.
+CSV is a table of `millrace validate`, of any layout. OUT has the same rows, in columns that are
+read or name a source; it has no notes. Of OUT every row asks the same. `fitted` says whether
+figures were fitted to a row: with `--fitted` they were, to every row of tier A. `routing` says how
+tokens reach experts, where the table says it: `balanced` by force, or `natural`.
 """
 
 import csv
+import re
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from millrace.models.documents import FileError
 from millrace.published.columns import NAMES
-from millrace.published.reading import LINE, MALFORMED, Table, TableFormat, read_table
+from millrace.published.notes import NAMED_COLUMNS
+from millrace.published.reading import LINE, MALFORMED, Row, Table, TableFormat, read_table
+
+UNREAD = ("notes", "params_b", "gpu_mem_gb", "mfu", "newer_than_2026_06", "already_in_published")
+ADDED = {
+    TableFormat.LANGUAGE: ("framework", *NAMES, "routing"),
+    TableFormat.DLPERF: (),
+    TableFormat.NAMED: (*NAMED_COLUMNS, "routing"),
+}
+ROUTINGS = {"balanced": r"balanced gate|forced? balance|force-balanced", "natural": "natural"}
+
+# Parts of an older table's `variant` that other columns say, or that say how a figure was read.
+SAID = re.compile(
+    r"^(experts|topk|moe_ffn|shared|head_dim|dense_layers|derived|uneven layer split|sliding|mla\b"
+    r"|first |all layers MoE|moe every|column |dp column|printed|per-device|recompute|nemo)",
+    re.IGNORECASE,
+)
 
 
-def write_columns(table: Table, path: Path) -> None:
-    """Write a table with all its columns.
+def write_columns(table: Table, path: Path, *, fitted: bool = False) -> None:
+    """Write a table with all its columns, without its notes.
+
+    Parameters
+    ----------
+    table : Table
+        As it was read.
+    path : Path
+        The file to write.
+    fitted : bool
+        Figures were fitted to the rows of tier A.
 
     Raises
     ------
     FileError
-        The table has other columns, or a row of another length than its header; or there is no
-        place for the file.
+        A row has another length than the header; or there is no place for the file.
     """
-    if table.layout is not TableFormat.LANGUAGE:
-        raise FileError(f"a table of the {table.layout} layout has no such columns: leave it as is")
     for row in table.rows:
         if MALFORMED in row:
             raise FileError(f"line {row[LINE]} has {row[MALFORMED]}: correct it first")
-    header = [*table.columns, *_lacking(table)]
+    said = {"fitted": "1"} if fitted else {}
+    rows = [_facts(row) | (said if row["tier"] == "A" else {}) for row in table.rows]
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, header, extrasaction="ignore", lineterminator="\n")
+            writer = csv.DictWriter(
+                file, _header(table), extrasaction="ignore", lineterminator="\n"
+            )
             writer.writeheader()
-            writer.writerows(table.rows)
+            writer.writerows(rows)
     except OSError as error:
         raise FileError(f"`{path}` cannot be written: {error.strerror}") from None
 
 
-def _lacking(table: Table) -> list[str]:
-    return [name for name in ("framework", *NAMES) if name not in table.columns]
+def _header(table: Table) -> list[str]:
+    names = (*table.columns, *ADDED[table.layout], "fitted")
+    return [name for name in dict.fromkeys(names) if name not in UNREAD]
 
 
-def main(table: Path, out: Path) -> None:
+def _facts(row: Row) -> Row:
+    """Row with its routing in one word, and of its variant the parts that no column says."""
+    words = row.get("routing", "") or row.get("notes", "")
+    routing = (name for name, pattern in ROUTINGS.items() if re.search(pattern, words))
+    facts = row | {"routing": next(routing, ""), "fitted": row.get("fitted", "") or "0"}
+    if "experts" in row:  # DLPerf's variants are keys and values
+        parts = (part.strip() for part in row["variant"].split(";"))
+        facts["variant"] = "; ".join(part for part in parts if part and not SAID.match(part))
+    return facts
+
+
+def main(
+    table: Path, out: Path, *, fitted: Annotated[bool, typer.Option("--fitted")] = False
+) -> None:
     """Write the table `out` and say how many rows and columns it has."""
     try:
         content = read_table(table)
-        write_columns(content, out)
+        write_columns(content, out, fitted=fitted)
     except FileError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    typer.echo(f"{len(content.rows)} rows, {len(_lacking(content))} columns added: {out}")
+    typer.echo(f"{len(content.rows)} rows, {len(_header(content))} columns: {out}")
 
 
 if __name__ == "__main__":

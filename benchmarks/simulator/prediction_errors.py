@@ -4,10 +4,12 @@ Run `python -m benchmarks.simulator.prediction_errors [CSV...] [--per-source N] 
 [--processes P] [--write]` from the root of the repository. Without a table it prints the groups
 that the package ships. With tables (docs/accuracy.md says where from) at most N runs, evenly
 spaced, of every source, framework, class of devices and kind of model are predicted with what is
-known without their source (`millrace/calibration/leave_one_out.py`). With `--peaks` it is the peaks
-of memory of all runs that print one, on which no fitted figure has a bearing. With `--write` the
-groups' quantiles of measured over predicted step time, less one, or those of peaks, replace what is
-in `millrace/published/prediction_errors.toml`; figures of single runs are written nowhere.
+known without their source (`millrace/calibration/leave_one_out.py`), and again with the shares that
+their device would have if none of its generation had been measured
+(`millrace/planner/clusters/assumed_shares.py`). With `--peaks` it is the peaks of memory of all
+runs that print one, on which no fitted figure has a bearing. With `--write` the groups' quantiles
+of measured over predicted step time, less one, or those of peaks, replace what is in
+`millrace/published/prediction_errors.toml`; figures of single runs are written nowhere.
 """
 
 import datetime
@@ -26,10 +28,13 @@ import typer
 
 import millrace.published
 from millrace.calibration.leave_one_out import left_out_of
+from millrace.planner.cluster import Cluster
+from millrace.planner.clusters.assumed_shares import assumed_shares
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.reading import Row, Table, TableFormat, read_table
 from millrace.published.step_time_range import (
     ERRORS_FILE,
+    UNMEASURED,
     ErrorGroup,
     ErrorTable,
     ModelKind,
@@ -42,6 +47,7 @@ from millrace.published.validation import (
     RowOutcome,
     RowQuestion,
     Told,
+    Tuned,
     ask,
     source,
     validate,
@@ -53,7 +59,9 @@ PEAK_STEPS = 50  # between quantiles of the errors of peaks
 HEAD = """\
 # Errors of Millrace's predictions of published training runs, by group: quantiles of measured over
 # predicted step time, less one. Each run was predicted with what is known without its source; a
-# framework that no other source runs, with the default settings. Written by the command below.
+# framework that no other source runs, with the default settings. Groups of the device `unmeasured`
+# hold all runs, each predicted as if no device of its generation had been measured. Written by the
+# command below.
 """
 PEAKS_HEAD = (
     "# Quantiles of measured less predicted peak of memory, as shares of the device's memory."
@@ -103,11 +111,22 @@ def _place(question_row: RowQuestion) -> tuple[str, str, ModelKind]:
     return cluster.software.name, device_class(cluster.device.name), kind
 
 
+def as_unmeasured(tuned: Tuned) -> Tuned:
+    """Make a function that also gives a row's device the shares of one that nobody measured."""
+
+    def retuned(row: Row, cluster: Cluster) -> Cluster:
+        cluster = tuned(row, cluster)
+        shares = assumed_shares(cluster.device.name, alien=True)
+        device = msgspec.structs.replace(cluster.device, **shares)
+        return msgspec.structs.replace(cluster, device=device)
+
+    return retuned
+
+
 def run_errors(
-    table: Table, questions: Sequence[RowQuestion], processes: int, told: Told
+    table: Table, questions: Sequence[RowQuestion], tuned: Tuned, processes: int, told: Told
 ) -> list[RunError]:
-    """Errors of runs, each predicted with what is known without its source."""
-    tuned = left_out_of(table, questions, processes, told)
+    """Errors of runs, each predicted with the figures that `tuned` gives its cluster."""
     rows: tuple[Row, ...] = tuple(question_row.row for question_row in questions)
     outcomes = validate(replace(table, rows=rows), tuned=tuned, processes=processes, told=told)
     errors = []
@@ -139,6 +158,12 @@ def error_groups(errors: Iterable[RunError]) -> tuple[ErrorGroup, ...]:
     return tuple(
         _error_group(*place, group) for place, group in sorted(members.items(), key=lambda m: m[0])
     )
+
+
+def unmeasured_groups(errors: Iterable[RunError]) -> tuple[ErrorGroup, ...]:
+    """Groups by kind of model of runs that were predicted as if on devices nobody measured."""
+    of_devices = [replace(error, frameworks=(), device=UNMEASURED) for error in errors]
+    return tuple(group for group in error_groups(of_devices) if group.device)
 
 
 def _error_group(
@@ -219,6 +244,7 @@ def main(
         return
     errors: list[RunError] = []
     shares: list[float | None] = []
+    unmeasured: list[RunError] = []
     for path in tables:
 
         def report_progress(done: int, of: int, name: str = path.name) -> None:
@@ -232,14 +258,17 @@ def main(
             shares += map(peak_share, validate(judged, processes=processes, told=report_progress))
             continue
         questions = sampled_questions(table, per_source)
-        errors += run_errors(table, questions, processes, report_progress)
-    names = " ".join(path.name for path in tables)
+        tuned = left_out_of(table, questions, processes, report_progress)
+        asked = (table, questions)
+        errors += run_errors(*asked, tuned, processes, report_progress)
+        unmeasured += run_errors(*asked, as_unmeasured(tuned), processes, report_progress)
+    names = " ".join(path.as_posix() for path in tables)
     today = datetime.date.today().isoformat()
     document = ErrorTable(
         command=f"{COMMAND} {names} --per-source {per_source} --write",
         date=today,
         rows=len(errors),
-        groups=error_groups(errors),
+        groups=(*error_groups(errors), *unmeasured_groups(unmeasured)),
         peaks=error_table().peaks,
     )
     if peaks:

@@ -27,6 +27,8 @@ class PlanPrediction:
         Least and greatest step time that published runs like it fell between; None without such.
     step_time_compared_with : str
         The range in words, or why there is none.
+    device_doubt : str
+        Sentence on devices that no run is known on; empty where there are none.
     tokens_per_s : float
         Tokens (images, samples) of all devices in a second.
     tflops_per_gpu : float
@@ -52,6 +54,7 @@ class PlanPrediction:
     step_time_s: float
     step_time_range_s: tuple[float, float] | None
     step_time_compared_with: str
+    device_doubt: str
     tokens_per_s: float
     tflops_per_gpu: float
     mfu: float | None

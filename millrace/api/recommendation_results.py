@@ -40,6 +40,8 @@ class RecommendationResult(ShownResult):
         For every row, whether no other is as fast and as cheap.
     cheapest, fastest : SweepRow, optional
         The cheapest and the fastest row that makes it; None where none does, or none has a price.
+    cheapest_measured, fastest_measured : SweepRow, optional
+        Those of devices that runs are known on, where the cheapest or the fastest is of none.
     nearest : SweepRow, optional
         Where none makes it, the row that exceeds deadline and budget least.
     over : float, optional
@@ -52,7 +54,9 @@ class RecommendationResult(ShownResult):
     makes_it: tuple[bool, ...]
     on_frontier: tuple[bool, ...]
     cheapest: SweepRow | None
+    cheapest_measured: SweepRow | None
     fastest: SweepRow | None
+    fastest_measured: SweepRow | None
     nearest: SweepRow | None
     over: float | None
     within_s: float | None
@@ -106,16 +110,23 @@ class RecommendationResult(ShownResult):
     @property
     def view(self) -> ResultView:
         """View in a terminal and in a notebook."""
-        from millrace.scaling.recommendation_tables import chosen_text, recommendation_table
+        from millrace.scaling.recommendation_tables import (
+            CHOICES,
+            chosen_text,
+            legend,
+            recommendation_table,
+        )
         from millrace.scaling.scaling_tables import range_texts
 
         document = self.document
         table = recommendation_table(document["rows"])
         choice = tuple(
-            (name, chosen_text(row)) for name, row in document["choice"].items() if row is not None
+            (CHOICES.get(name, name), chosen_text(row))
+            for name, row in document["choice"].items()
+            if row is not None
         )
         notes = (
-            "✓ makes it; ● no other is as fast and as cheap",
+            legend(document["rows"]),
             *range_texts(document["rows"]),
             *reason_texts(self.rows),
         )

@@ -44,7 +44,7 @@ class SimulationResult(ShownResult):
         Firings of every simulated rank.
     step_time_s : float
         Seconds of a steady step.
-    step_time_range_s, step_time_compared_with, tokens_per_s, tflops_per_gpu, mfu
+    step_time_range_s, step_time_compared_with, device_doubt, tokens_per_s, tflops_per_gpu, mfu
         As of a `PlanPrediction`.
     bubble_fraction : float
         Fraction of the step in which the average device waits.
@@ -75,6 +75,7 @@ class SimulationResult(ShownResult):
     step_time_s: float
     step_time_range_s: tuple[float, float] | None
     step_time_compared_with: str
+    device_doubt: str
     tokens_per_s: float
     tflops_per_gpu: float
     mfu: float | None
@@ -108,6 +109,7 @@ class SimulationResult(ShownResult):
             "step_time_s": self.step_time_s,
             "step_time_range_s": None if bounds is None else list(bounds),
             "step_time_compared_with": self.step_time_compared_with,
+            "device_doubt": self.device_doubt,
             "profile_warning": profile_warning(cluster),
             "unit": unit_of(model),
             "tokens_per_s": self.tokens_per_s,

@@ -31,6 +31,7 @@ class SweepRow:
     step_time_s: float | None
     step_time_range_s: tuple[float, float] | None
     step_time_compared_with: str | None
+    device_doubt: str | None
     profile_warning: str | None
     tokens_per_s: float | None
     mfu: float | None

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from millrace.models.arrays import Floats
 from millrace.planner.cluster import Cluster
 from millrace.planner.clusters import device, framework
+from millrace.planner.clusters.assumed_shares import GENERATIONS
 from millrace.planner.costs.op_batch import NARROW
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.question import Question
@@ -46,14 +47,6 @@ SOFTWARE_FIELDS = {
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
-# Names of devices begin so, by architecture.
-ARCHITECTURES = {
-    "volta": ("v100",),
-    "ampere": ("a100", "a800", "a10g"),
-    "hopper": ("h100", "h200", "h800"),
-    "blackwell": ("b200", "b300", "gb200", "gb300"),
-}
-
 
 class FittedParameter(NamedTuple):
     """A figure (`field`) of a device or a framework (`owner`)."""
@@ -66,10 +59,8 @@ class FittedParameter(NamedTuple):
         """Name of the pool that it shares its deviation with."""
         if self.field in SOFTWARE_FIELDS:
             return self.field
-        architectures = (
-            name for name, heads in ARCHITECTURES.items() if self.owner.startswith(heads)
-        )
-        return f"{next(architectures, self.owner)} {self.field}"
+        generations = (name for name, heads in GENERATIONS.items() if self.owner.startswith(heads))
+        return f"{next(generations, self.owner)} {self.field}"
 
     @property
     def belief(self) -> Prior:

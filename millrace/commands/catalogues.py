@@ -156,6 +156,7 @@ def _device_row(name: str, device: Any) -> dict[str, Any]:
         "price_usd_per_hour": device.price_usd_per_hour,
         "power_watts": device.power_watts,
         "source": device.source,
+        "assumed": list(device.assumed),
     }
 
 

@@ -66,11 +66,14 @@ def validate(
         check_drawable(plot)
     table = read_table(csv) if every is None else sampled(read_table(csv), every)
     with working(f"predicting {len(table.rows)} rows of {csv}") as now:
+        told = 0
 
         def report_progress(done: int, of: int) -> None:
+            nonlocal told
             now(f"{done} of {of} questions answered")
-            if done % PROGRESS_EVERY == 0 and not sys.stderr.isatty():
+            if done // PROGRESS_EVERY != told and not sys.stderr.isatty():
                 say(f"{done} of {of} questions answered")
+            told = done // PROGRESS_EVERY
 
         count = processes or machine_cores()
         tuned = left_out(table, count, report_progress) if leave_one_source_out else None
@@ -82,6 +85,8 @@ def validate(
             told=report_progress,
         )
     figures = document(outcomes, table.layout)
+    if leave_one_source_out:  # none of these predictions knows its row
+        figures["groups"].pop("fit", None)
     for outcome in outcomes:
         if outcome.reason:
             say(outcome.reason)

@@ -7,7 +7,8 @@ from typing import Any
 from millrace.palette import LIGHT, Theme
 from millrace.pictures.look import line_look, look
 from millrace.pictures.picture_file import Picture
-from millrace.scaling.scaling_tables import line_name
+from millrace.scaling.recommendation_tables import CHOICES
+from millrace.scaling.scaling_tables import doubted_line
 from millrace.units import format_count
 
 DAY_S = 86_400
@@ -53,7 +54,7 @@ def frontier_picture(document: Mapping[str, Any], theme: Theme = LIGHT) -> Pictu
 def _description(document: Mapping[str, Any]) -> str:
     """Clusters of the frontier in words, the fastest first."""
     frontier = sorted(
-        (row["time_s"], row["cost_usd"], row["devices"], line_name(row))
+        (row["time_s"], row["cost_usd"], row["devices"], doubted_line(row))
         for row in _priced(document)
         if row["on_frontier"]
     )
@@ -80,7 +81,7 @@ def _frontier_figure(document: Mapping[str, Any], title: str, theme: Theme) -> A
     rows = _priced(document)
     lines: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        lines.setdefault(line_name(row), []).append(row)
+        lines.setdefault(doubted_line(row), []).append(row)
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
     panel = figure.subplots()
     for line_index, (label, line) in enumerate(lines.items()):
@@ -117,14 +118,16 @@ def _frontier_figure(document: Mapping[str, Any], title: str, theme: Theme) -> A
 
 
 def _mark_choice(panel: Any, choice: Mapping[str, Any], theme: Theme) -> None:
-    """Ring the cheapest and the fastest cluster that makes it."""
+    """Ring the cheapest and the fastest cluster that makes it, and those of measured devices."""
     texts: dict[tuple[float, float], list[str]] = {}
-    for name in ("cheapest", "fastest"):
+    for name in ("cheapest", "fastest", *CHOICES):
         row = choice.get(name)
         if row is not None and row["cost_usd"] is not None:
-            texts.setdefault((row["time_s"] / DAY_S, row["cost_usd"]), []).append(name)
+            text = CHOICES.get(name, f"{name}?" if row["device_doubt"] else name)
+            texts.setdefault((row["time_s"] / DAY_S, row["cost_usd"]), []).append(text)
     for place, names in texts.items():
         panel.plot(*place, "o", markersize=14, fillstyle="none", color=theme.ink)
-        panel.annotate(
-            ", ".join(names), place, (0, -18), textcoords="offset points", ha="center", va="top"
-        )
+        above = set(names) <= set(CHOICES.values())  # the guess that it stands in for lies below
+        shift, side = (18, "bottom") if above else (-18, "top")
+        text = ", ".join(names)
+        panel.annotate(text, place, (0, shift), textcoords="offset points", ha="center", va=side)

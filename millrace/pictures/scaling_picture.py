@@ -7,7 +7,7 @@ from typing import Any
 from millrace.palette import LIGHT, Theme
 from millrace.pictures.look import line_look, look
 from millrace.pictures.picture_file import Picture
-from millrace.scaling.scaling_tables import line_name
+from millrace.scaling.scaling_tables import doubted_line, line_name
 from millrace.units import format_count, format_percent
 
 
@@ -63,7 +63,7 @@ def _description(rows: Sequence[dict[str, Any]]) -> str:
             continue
         first, last = planned[0], planned[-1]
         rates = [f"{format_count(row['goodput_tokens_per_s'])} {row['unit']}s/s" for row in planned]
-        text = f"{label}: {rates[0]} on {first['devices']:,} devices"
+        text = f"{doubted_line(first)}: {rates[0]} on {first['devices']:,} devices"
         if len(planned) > 1:
             text += f", {rates[-1]} on {last['devices']:,}"
             if last["scaling_efficiency"] is not None:
@@ -91,7 +91,8 @@ def _scaling_figure(rows: Sequence[dict[str, Any]], theme: Theme) -> Any:
     for line_index, (label, line) in enumerate(_lines(rows).items()):
         style = line_look(theme, line_index)
         planned = sorted((point for point in line if point["reason"] is None), key=_devices)
-        _draw_line(speed, planned, "goodput_tokens_per_s", label=label, **style)
+        name_text = doubted_line(planned[0]) if planned else label
+        _draw_line(speed, planned, "goodput_tokens_per_s", label=name_text, **style)
         _draw_line(share, planned, "scaling_efficiency", **style)
         if name:
             _draw_line(spent, planned, name, **style)

@@ -17,6 +17,7 @@ from millrace.models.errors import ModelError
 from millrace.models.model_counts import training_flops
 from millrace.models.ops import op_flops
 from millrace.models.spec import Config, ModelSpec, Setting
+from millrace.models.training import OPTIMIZERS
 from millrace.models.zoo.catalogue import (
     ALIASES,
     FAMILIES,
@@ -34,7 +35,7 @@ from millrace.published import language
 from millrace.published.columns import RECOMPUTE_MODULES
 from millrace.published.memory_of_row import keeping
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import COLUMNS, Row, TableFormat, number, whole_number
+from millrace.published.reading import COLUMNS, Row, TableFormat, choice, number, whole_number
 
 OUT_OF_MEMORY = "OOM"  # the begin of `quality`
 
@@ -48,14 +49,6 @@ TRAINERS = {"NVIDIA-NeMo/Automodel": FSDP, "pytorch/torchtitan": FSDP, "AI-Hyper
 # Megatron's recipes split optimizer state (`use_distributed_optimizer: true` in NVIDIA/Megatron-LM,
 # examples/moe_recipes, and NVIDIA-NeMo/Megatron-Bridge, recipes), FSDP and MaxText all storage.
 STORAGE = {MEGATRON: "1", FSDP: "3", XLA: "3"}
-
-# Words of `notes`, and what they say in the columns of language models.
-NOTED = {
-    "full CG": {"captured": "step"},
-    "partial CG": {"captured": "layers"},
-    "EP overlap": {"expert_overlap": "1"},
-}
-LEFT_OUT = ("activation offload", "paged stash")  # words of `notes` that no plan has
 
 # With `use_precision_aware_optimizer` both moments take 2 bytes beside weights of 4.
 NARROW_MOMENTS = ParameterBytes(state_bytes=8)
@@ -153,8 +146,8 @@ def question(row: Row) -> tuple[Question, Pins]:
     try:
         asked, stated = model(row), _language_row(row)
         training = language.training(stated)
-        if "muon" in row["notes"].lower():
-            training = changed(training, optimizer="muon")
+        if optimizer := choice(row, "optimizer", OPTIMIZERS):
+            training = changed(training, optimizer=optimizer)
         # What a framework keeps is asked for where no peak is printed too: it says what fits.
         memory = keeping(stated | {"peak_mem_gb": "1"})
         if memory is not None and (parameters := _recipe(row).parameters) is not None:
@@ -214,7 +207,7 @@ def approximations(row: Row) -> list[str]:
     """Differences between the row and its question, each in a few words."""
     differences = language.approximations(_language_row(row))
     differences += [f"recompute of {module} left out" for module in _modules(row)[1]]
-    differences += [f"{words} left out" for words in LEFT_OUT if words in row["notes"]]
+    differences += [f"{words} left out" for words in row["left_out"].split("; ") if words]
     if not row["step_time_s"] and not row["tokens_per_s_per_gpu"] and row["tflops_per_gpu"]:
         differences.append("step time from TFLOP/s")
     if _further(row) and not model(row).config.get("mtp_layers", 0):
@@ -370,7 +363,7 @@ def _language_row(row: Row) -> Row:
         "global_batch": row["gbs"],
         "experts": str(experts or ""),
         "uneven_layers": "1" if row["layout"] else "",
-        "dispatcher": row["dispatcher"],
+        **{name: row[name] for name in ("dispatcher", "captured", "expert_overlap")},
         "peak_mem_gb": row["peak_mem_gb"],
         "zero": "3" if split else STORAGE[trainer],
         "shard_group": row["fsdp"] if split and row["fsdp"] != str(replicas) else "",
@@ -379,9 +372,6 @@ def _language_row(row: Row) -> Row:
     }
     if trainer == XLA and not row["mbs"]:  # MaxText sums no gradients over microbatches
         stated["micro_batch"] = str(whole_number(row, "gbs") // replicas)
-    for words, columns in NOTED.items():
-        if words in row["notes"]:
-            stated |= columns
     usual = {"dispatcher": "alltoall", "expert_overlap": "0"} if experts else {}
     for name, word in {**usual, **_recipe(row).columns}.items():
         stated[name] = stated[name] or word

@@ -1,7 +1,7 @@
 """Notes: the columns of a row whose table has none of them, filled from the words of its notes.
 
 Nothing else reads notes, and of a table that has the columns not even this does. Each rule is the
-same for all rows whose notes have the words.
+same for all rows whose notes have the words. `with_named_columns` does so for named models.
 """
 
 import re
@@ -61,6 +61,16 @@ VARIANT = re.compile(
     re.IGNORECASE,
 )
 
+# Words of a named model's notes, and what they say in its columns.
+NAMED_WORDS = {
+    "full CG": ("captured", "step"),
+    "partial CG": ("captured", "layers"),
+    "EP overlap": ("expert_overlap", "1"),
+    "muon": ("optimizer", "muon"),
+}
+LEFT_OUT = ("activation offload", "paged stash")  # words of what no plan has
+NAMED_COLUMNS = ("captured", "expert_overlap", "optimizer", "left_out")
+
 
 def with_columns(row: Row) -> Row:
     """Row with its columns filled from its notes; as it is where it has any of them already."""
@@ -82,6 +92,17 @@ def with_columns(row: Row) -> Row:
         "uneven_layers": "1" if "uneven layer split" in notes else "",
         "variant": "; ".join(sorted(VARIANT.findall(notes))),
     }
+
+
+def with_named_columns(row: Row) -> Row:
+    """Row of a named model with its columns filled from its notes; as it is where it has any."""
+    if any(name in row for name in NAMED_COLUMNS):
+        return row
+    notes, said = row.get("notes", ""), dict.fromkeys(NAMED_COLUMNS, "")
+    for words, (name, value) in NAMED_WORDS.items():
+        if words in (notes.lower() if words.islower() else notes):
+            said[name] = value
+    return row | said | {"left_out": "; ".join(word for word in LEFT_OUT if word in notes)}
 
 
 def _framework(row: Row) -> str:

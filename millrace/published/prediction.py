@@ -21,7 +21,7 @@ from millrace.planner.frameworks.peak_memory import (
     printed_stage,
 )
 from millrace.planner.memory import StageMemory, plan_memory
-from millrace.planner.plan import MAX_GAP, Plan
+from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.question import InexpressibleError, Question
 from millrace.simulator import SimulationError, predict_fast
@@ -154,7 +154,7 @@ def _plan(question: Question, pins: Pins) -> Plan:
         cluster=roomy,
         global_batch=question.global_batch,
         pins=pins,
-        max_gap=MAX_GAP,
+        plan_only=True,
     )
     plan = changed(search(request, None, remedies=False), cluster=cluster)
     return split_as_given(plan, question.chunk_layers)
@@ -170,7 +170,7 @@ def predicted(
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
         state = printed_stage(planned_run.plan, planned_run.keeping).state_bytes
-        account = account_bytes(planned_run.plan, planned_run.keeping.figure)
+        account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
     every = [
         predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
         for cluster in clusters

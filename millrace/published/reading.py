@@ -12,7 +12,7 @@ from pathlib import Path
 from millrace.models.documents import FileError, read_text
 from millrace.published.columns import NAMES
 from millrace.published.columns import Row as Row
-from millrace.published.notes import with_columns
+from millrace.published.notes import NAMED_COLUMNS, with_columns, with_named_columns
 from millrace.published.question import InexpressibleError
 
 BYTES_MAX = 2**24
@@ -57,7 +57,7 @@ COLUMNS = {
         *("model", "gpu", "count", "tp", "pp", "cp", "ep", "etp", "vp", "fsdp", "mbs", "gbs"),
         *("seq", "precision", "tflops_per_gpu", "tokens_per_s_per_gpu", "step_time_s"),
         *("peak_mem_gb", "kind", "quality", "recompute", "dispatcher", "layout", "source_file"),
-        *("framework", "notes"),
+        *("framework", *NAMED_COLUMNS, "notes"),
     ),
     TableFormat.TESTS: (
         *("test", "platform", "gpus", "mem_alloc_bytes", "mem_max_bytes", "test_type"),
@@ -135,6 +135,8 @@ def _row(layout: TableFormat, header: tuple[str, ...], values: list[str], line: 
     row |= {name: value.strip() for name, value in zip(header, values, strict=False)}
     if layout is TableFormat.LANGUAGE:
         row = with_columns(row)
+    elif layout is TableFormat.NAMED:
+        row = with_named_columns(row)
     row = dict.fromkeys(COLUMNS[layout], "") | row
     if layout is TableFormat.NAMED:  # `owner/name (of a fork):path`
         row["source"] = row["source_file"].partition(":")[0].partition(" ")[0]

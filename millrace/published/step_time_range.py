@@ -2,11 +2,12 @@
 
 `prediction_errors.toml` holds, for groups of published runs, quantiles of measured over predicted
 step time, less one. `python -m benchmarks.simulator.prediction_errors` writes it. A group is named
-by a framework, a class of devices and a kind of model; an empty name stands for all of them.
+by a framework, a class of devices and a kind of model; an empty name stands for all of them. On a
+device that no published run was fitted on, the group is that of runs predicted as if on such one.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -17,6 +18,8 @@ import msgspec
 
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
+from millrace.planner.cluster import Device
+from millrace.planner.clusters.assumed_shares import SHARES
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.planner.plan import Plan
 from millrace.units import format_seconds
@@ -26,6 +29,9 @@ ERRORS_FILE = "prediction_errors.toml"
 # The smallest group that speaks for a prediction, and the smallest whose tails are left out.
 RUNS_MIN, SOURCES_MIN = 5, 2
 TAILED_RUNS_MIN = 10
+
+# Device of groups whose runs were predicted as if no device of their generation had been measured.
+UNMEASURED = "unmeasured"
 
 # This project's own runtime, which no publisher has run.
 RUNTIME = "millrace"
@@ -91,6 +97,8 @@ class ErrorGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def text(self) -> str:
         """The group in words: `dense models with megatron-core on H100`."""
+        if self.device == UNMEASURED:
+            return f"{PLURALS[self.kind]}, as if on unmeasured devices"
         software = f"with {self.framework}" if self.framework else "with any framework"
         if self.framework == DEFAULT:
             software = "with default settings"
@@ -157,7 +165,8 @@ class ErrorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class StepTimeRange:
     """Range of a step time in seconds, and the published runs that it is taken from.
 
-    `share` says how many of them fell into it: `8 in 10` or `all`.
+    `share` says how many of them fell into it: `8 in 10` or `all`. `doubt` says why none of them is
+    of the devices themselves; empty where they are, or may be.
     """
 
     low_s: float
@@ -166,6 +175,7 @@ class StepTimeRange:
     sources: int
     share: str
     group: str
+    doubt: str = ""
 
     @property
     def text(self) -> str:
@@ -175,9 +185,10 @@ class StepTimeRange:
         if low.split()[1] == high.split()[1]:
             low = low.split()[0]
         runs = f"{self.share} of {self.runs}" if self.share != "all" else f"all {self.runs}"
+        doubt = f"{self.doubt}; " if self.doubt else ""
         return (
-            f"{low} to {high}: {runs} published runs of {self.group} ({origin}) fell so around "
-            f"their predictions"
+            f"{low} to {high}: {doubt}{runs} published runs of {self.group} ({origin}) fell so "
+            f"around their predictions"
         )
 
 
@@ -265,8 +276,26 @@ def error_group(
     return next((group for group in near if group.sources >= SOURCES_MIN), next(iter(near), None))
 
 
+def unmeasured_text(devices: Iterable[Device]) -> str:
+    """Doubt about devices that no run was fitted on, in a sentence; empty where there are none.
+
+    Parameters
+    ----------
+    devices : iterable of Device
+        Devices in use.
+    """
+    texts: dict[str, None] = {}
+    for device in devices:
+        parts = [name.partition("_")[0] for name in sorted(device.assumed) if name in SHARES]
+        if len(parts) == len(SHARES):
+            texts[f"no published run on {device.name} was fitted"] = None
+        elif parts:
+            texts[f"assumed of {device.name}: efficiency of {' and '.join(parts)}"] = None
+    return f"not calibrated: {', '.join(texts)}" if texts else ""
+
+
 def step_time_range(
-    framework: str, devices: Sequence[str], kind: ModelKind, step_time_s: float
+    framework: str, devices: Sequence[str], kind: ModelKind, step_time_s: float, doubt: str = ""
 ) -> StepTimeRange | None:
     """Range of a predicted step time, from published runs like it; None where there are none.
 
@@ -280,8 +309,15 @@ def step_time_range(
         Kind of the model.
     step_time_s : float
         The prediction, in seconds.
+    doubt : str
+        Doubt about devices, as `unmeasured_text` has it.
     """
-    group = error_group(framework, devices, kind, error_table().groups)
+    groups = error_table().groups
+    if doubt and framework != RUNTIME:
+        likes = (group for group in groups if (group.device, group.kind) == (UNMEASURED, kind))
+        group = next(likes, None)
+    else:
+        group = error_group(framework, devices, kind, groups)
     if group is None:
         return None
     low, high = group.bounds
@@ -292,6 +328,7 @@ def step_time_range(
         sources=group.sources,
         share="8 in 10" if group.runs >= TAILED_RUNS_MIN else "all",
         group=group.text,
+        doubt=doubt,
     )
 
 
@@ -322,12 +359,13 @@ def plan_range(plan: Plan, step_time_s: float) -> tuple[StepTimeRange | None, st
             "and this is of a profile of the machine"
         )
     devices = tuple(dict.fromkeys(device.name for device in groups_in_use))
-    step_range = step_time_range(cluster.software.name, devices, kind, step_time_s)
+    doubt = unmeasured_text(groups_in_use)
+    step_range = step_time_range(cluster.software.name, devices, kind, step_time_s, doubt)
     if step_range is not None:
         return step_range, step_range.text
     return None, (
         f"nothing like it was compared: no published run of {PLURALS[kind]} with "
-        f"{cluster.software.name} on {' and '.join(devices)}"
+        f"{cluster.software.name} on {' and '.join(devices)}{doubt and f'; {doubt}'}"
     )
 
 
@@ -344,11 +382,16 @@ def range_document(plan: Plan, step_time_s: float | None) -> dict[str, Any]:
     Returns
     -------
     dict
-        `step_time_range_s`, the least and the greatest step time or None, and
-        `step_time_compared_with`, a sentence.
+        `step_time_range_s`, the least and the greatest step time or None,
+        `step_time_compared_with`, a sentence, and `device_doubt`, that of `unmeasured_text`.
     """
     if step_time_s is None:
-        return {"step_time_range_s": None, "step_time_compared_with": None}
+        names = ("step_time_range_s", "step_time_compared_with", "device_doubt")
+        return dict.fromkeys(names)
     step_range, text = plan_range(plan, step_time_s)
     bounds = None if step_range is None else [step_range.low_s, step_range.high_s]
-    return {"step_time_range_s": bounds, "step_time_compared_with": text}
+    return {
+        "step_time_range_s": bounds,
+        "step_time_compared_with": text,
+        "device_doubt": unmeasured_text(group.device for group in plan.cluster.groups),
+    }

@@ -38,6 +38,8 @@ GROUPS: dict[TableFormat, dict[str, Key]] = {
     TableFormat.NAMED: {"source": source, "model": lambda row: row["model"]},
     TableFormat.TESTS: {},
 }
+# Words of the column `fitted`: whether figures were fitted to a row. Its groups come where it is.
+FITTED = {"1": "fitted to", "0": "never fitted to"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +198,7 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
     return {
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
-        "groups": {name: _groups(rows, key) for name, key in GROUPS[layout].items()},
+        "groups": groups(rows, layout),
         "memory": asdict(figures(memory))
         | {"reserve_fraction": reserve_fraction(rows), "above_reserve": _share(rows)},
         "state": _state(rows),
@@ -219,6 +221,19 @@ def _state(outcomes: Iterable[RowOutcome]) -> dict[str, Any]:
     errors = [error for outcome in outcomes if (error := state_error(outcome)) is not None]
     near = sum(abs(error) <= STATE_WITHIN for error in errors)
     return asdict(figures(errors)) | {"within_1_percent": near / len(errors) if errors else None}
+
+
+def groups(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, dict[str, Any]]:
+    """Figures of rows by each key of a layout; by `fitted` too, where a row has that column."""
+    keys = GROUPS[layout]
+    if any(outcome.row_question.row.get("fitted", "") in FITTED for outcome in outcomes):
+        keys = keys | {"fit": fitted_to}
+    return {name: _groups(outcomes, key) for name, key in keys.items()}
+
+
+def fitted_to(row: Row) -> str:
+    """Words on whether figures were fitted to a row."""
+    return FITTED.get(row.get("fitted", ""), "not told")
 
 
 def _out_of_memory(outcomes: Sequence[RowOutcome]) -> dict[str, int]:

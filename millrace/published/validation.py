@@ -6,8 +6,9 @@ row (`Tuned`): what a source was left out of is predicted with what was fitted w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from millrace.models.graph import to_json
 from millrace.planner.cluster import Cluster
 from millrace.planner.search import Pins
 from millrace.planner.worker_processes import map_in_processes
@@ -19,6 +20,18 @@ from millrace.published.reading import LINE, Row, Table, TableFormat, check_whol
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]
 STATE = "mem_alloc_bytes"  # column of what is allocated between steps, where a layout has it
+
+
+class Asking(Protocol):
+    """Job about a question."""
+
+    @property
+    def question(self) -> Question:
+        """The question."""
+
+
+Job = TypeVar("Job", bound=Asking)
+Answer = TypeVar("Answer")
 Told = Callable[[int, int], None]  # how many questions are answered, of how many
 
 
@@ -152,13 +165,40 @@ def validate(
         )
         if row_question.cluster not in job.clusters:
             job.clusters.append(row_question.cluster)
-    answers = {}
-    for key, prediction in zip(
-        jobs, map_in_processes(_work, list(jobs.values()), processes), strict=True
-    ):
-        answers[key] = prediction
-        told(len(answers), len(jobs))
+    answers = answered(_work, jobs, processes, told)
     return [_outcome(question_row, jobs, answers) for question_row in asked]
+
+
+def answered(
+    work: Callable[[Job], Answer], jobs: Mapping[object, Job], processes: int, told: Told
+) -> dict[object, Answer]:
+    """Answers to questions about models; those of one training graph are one process's, in turn.
+
+    Parameters
+    ----------
+    work : callable
+        Answers one job.
+    jobs : mapping
+        Jobs by their keys; each has a `question`.
+    processes : int
+        Worker processes; what comes out does not depend on them.
+    told : callable
+        Called with how many questions are answered, and how many there are.
+    """
+    groups: dict[object, list[object]] = {}
+    for key, job in jobs.items():
+        graph = to_json(job.question.model), to_json(job.question.training)
+        groups.setdefault(graph, []).append(key)
+    # Large groups come first, so that no process waits for another's last.
+    keys = sorted(groups.values(), key=len, reverse=True)
+    rows = map_in_processes(
+        lambda group: [work(jobs[key]) for key in group], keys, min(processes, len(keys) or 1)
+    )
+    answers: dict[object, Answer] = {}
+    for group, row in zip(keys, rows, strict=True):
+        answers |= zip(group, row, strict=True)
+        told(len(answers), len(jobs))
+    return answers
 
 
 def _key(row_question: RowQuestion) -> object:

@@ -2,7 +2,8 @@
 
 A row makes it where its run of so many tokens ends within the deadline and costs no more than the
 budget; a row without a price makes no budget. It lies on the frontier of time and cost where no
-other row is as fast and as cheap, and better in one of them.
+other row is as fast and as cheap, and better in one of them. A row of a device that no run was
+fitted on is a guess: where one is chosen, the best row of other devices is named too.
 """
 
 from collections.abc import Sequence
@@ -43,13 +44,14 @@ def recommendation(
     -------
     dict
         `rows`; and `choice`: `cheapest` and `fastest` of the rows that make it (the cheapest None
-        where none of them has a price), and `nearest`, where none makes it: that which exceeds
-        deadline and budget least, as a factor `over`.
+        where none of them has a price); `cheapest_measured` and `fastest_measured` of those without
+        a `device_doubt`, where the cheapest or the fastest has one; and `nearest`, where none makes
+        it: that which exceeds deadline and budget least, as a factor `over`.
 
     Examples
     --------
     >>> rows = [
-    ...     {"time_s": time_s, "cost_usd": cost_usd, "devices": 8, "reason": None}
+    ...     {"time_s": time_s, "cost_usd": cost_usd, "devices": 8, "device_doubt": ""}
     ...     for time_s, cost_usd in ((9.0, 1.0), (3.0, 2.0), (4.0, 3.0))
     ... ]
     >>> answer = recommendation(rows, 5.0, None)
@@ -71,12 +73,21 @@ def recommendation(
         nearest = min(ran, key=lambda row: (_over(row, within_s, budget_usd), *_by_time(row)))
         over = _over(nearest, within_s, budget_usd)
         nearest = nearest | {"over": over if over < inf else None}
-    choice = {
+    chosen = _cheapest_and_fastest(makers)
+    measured = _cheapest_and_fastest([row for row in makers if not row["device_doubt"]])
+    choice: dict[str, Row | None] = {}
+    for name, row in chosen.items():
+        choice[name] = row
+        doubted = row is not None and row["device_doubt"]
+        choice[f"{name}_measured"] = measured[name] if doubted else None
+    return {"rows": judged, "choice": choice | {"nearest": nearest}}
+
+
+def _cheapest_and_fastest(makers: Sequence[Row]) -> dict[str, Row | None]:
+    return {
         "cheapest": min((row for row in makers if _priced(row)), key=_by_cost, default=None),
         "fastest": min(makers, key=_by_time, default=None),
-        "nearest": nearest,
     }
-    return {"rows": judged, "choice": choice}
 
 
 def _priced(row: Row) -> bool:

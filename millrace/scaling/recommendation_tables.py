@@ -18,6 +18,16 @@ from millrace.scaling.scaling_tables import (
 from millrace.units import format_count, format_percent
 
 Row = dict[str, Any]
+# Marks of rows, in words.
+LEGEND = (
+    "✓ makes it; ● no other is as fast and as cheap; ? not calibrated on runs on this device, and "
+    "its times have a wider range"
+)
+# Words of a choice whose name in the document is not its own.
+CHOICES = {
+    "cheapest_measured": "cheapest of calibrated devices",
+    "fastest_measured": "fastest of calibrated devices",
+}
 
 
 def recommendation_csv(rows: Iterable[Row]) -> str:
@@ -44,7 +54,8 @@ def recommendation_table(rows: Sequence[Row]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     planned = [row for row in rows if row["time_s"] is not None]
     for row in sorted(planned, key=lambda row: row["time_s"]):
-        mark = ("✓" if row["makes_it"] else "") + ("●" if row["on_frontier"] else "")
+        marks = {"✓": row["makes_it"], "●": row["on_frontier"], "?": row["device_doubt"]}
+        mark = "".join(sign for sign, meant in marks.items() if meant)
         cost = "" if row["cost_usd"] is None else format_usd(row["cost_usd"])
         mfu = "" if row["mfu"] is None else format_percent(row["mfu"])
         table.add_row(
@@ -71,7 +82,7 @@ def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
     """
     rows = document["rows"]
     console.print(recommendation_table(rows))
-    console.print("✓ makes it; ● no other is as fast and as cheap", markup=False)
+    console.print(legend(rows), markup=False)
     for text in range_texts(rows):
         console.print(text, markup=False, soft_wrap=True)
     for row in rows:
@@ -80,13 +91,21 @@ def draw_recommendation(document: Mapping[str, Any], console: Console) -> None:
             console.print(text, markup=False, soft_wrap=True)
     for name, row in document["choice"].items():
         if row is not None:
-            console.print(f"{name}: {chosen_text(row)}", markup=False, soft_wrap=True)
+            text = f"{CHOICES.get(name, name)}: {chosen_text(row)}"
+            console.print(text, markup=False, soft_wrap=True)
+
+
+def legend(rows: Iterable[Row]) -> str:
+    """Meaning of the marks of a table in a sentence."""
+    told = any(row["device_doubt"] for row in rows)
+    return LEGEND if told else LEGEND.partition("; ?")[0]
 
 
 def chosen_text(row: Row) -> str:
-    """Row of a recommendation's choice in a sentence."""
+    """Row of a recommendation's choice in a sentence, with the doubt about its device."""
     cost = "no price is known" if row["cost_usd"] is None else format_usd(row["cost_usd"])
     over = f", {row['over']:.3g} times what is allowed" if row.get("over") else ""
+    doubt = f"; {row['device_doubt']}" if row["device_doubt"] else ""
     spread = ""
     if row["step_time_range_s"] is not None:
         scale = row["time_s"] / row["step_time_s"]
@@ -94,5 +113,5 @@ def chosen_text(row: Row) -> str:
         spread = f" ({low} to {high})"
     return (
         f"{row['devices']:,} devices, {line_name(row)}, {plan_text(row)}: "
-        f"{format_time(row['time_s'])}{spread}, {cost}{over}"
+        f"{format_time(row['time_s'])}{spread}, {cost}{over}{doubt}"
     )

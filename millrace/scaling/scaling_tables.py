@@ -36,6 +36,11 @@ def line_name(row: Row) -> str:
     return f"{row['cluster']}{network}, batch {batch_text(row)}"
 
 
+def doubted_line(row: Row) -> str:
+    """Name of a row's line, with the doubt about its device."""
+    return f"{line_name(row)} ({row['device_doubt']})" if row["device_doubt"] else line_name(row)
+
+
 def draw_scaling(rows: Sequence[Row], worth: float, console: Console) -> None:
     """Print a table for every line of a sweep, and what was not planned, with the reason."""
     for _, line in groupby(rows, line_of):

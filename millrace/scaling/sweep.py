@@ -35,7 +35,8 @@ CHOICES = (
     *("microbatches", "schedule", "interleave", "recompute", "offload", "gap"),
 )
 FIGURES = (
-    *("step_time_s", "step_time_range_s", "step_time_compared_with", "profile_warning"),
+    *("step_time_s", "step_time_range_s", "step_time_compared_with", "device_doubt"),
+    "profile_warning",
     *("tokens_per_s", "mfu", "tflops_per_gpu", "memory_bytes_max", "reserve_bytes"),
 )
 ANSWERS = (

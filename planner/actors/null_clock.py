@@ -56,7 +56,7 @@ def run_to_completion(
         protocol = protocols[instance]
         arrived: list[tuple[int, int]] | None = [(instance, actor)]
         if meets[instance][actor]:
-            arrived = rendezvous.arrive(instance, actor, protocol.command(actor).firing)
+            arrived = rendezvous.arrive(instance, actor, protocol.firing(actor))
         pending.extend((instance, other) for other in protocol.leave(actor))
         if arrived is None:
             continue

@@ -135,6 +135,10 @@ class ActorProtocol:
         """
         return [self.command(other) for other in self.finish(actor)]
 
+    def firing(self, actor: int) -> int:
+        """The firing of an actor that is under way, by its number."""
+        return self._done[actor]
+
     def command(self, actor: int) -> Fire:
         """The firing of an actor that is under way, with its slots."""
         registers, definition = self.program.registers, self.program.actors[actor]

@@ -25,6 +25,7 @@ from millrace.planner.cluster import (
     Torus,
     nearest_cube,
 )
+from millrace.planner.clusters.assumed_shares import with_shares
 from millrace.planner.clusters.fabrics import network
 from millrace.planner.clusters.validation import validate
 from millrace.planner.errors import ClusterError
@@ -183,7 +184,7 @@ def read_cluster(path: Path) -> Cluster:
 
 def _decode(text: str, where: str, name: str = "") -> Cluster:
     try:
-        entry = decode_toml(text, ClusterFile, where, ClusterError)
+        entry = decode_toml(text, ClusterFile, where, ClusterError, _with_shares)
     except ClusterError as error:
         fields = (f"unknown field `{field}`" for field in Device.__struct_fields__)
         if not any(field in str(error) for field in fields):
@@ -220,6 +221,17 @@ def _decode(text: str, where: str, name: str = "") -> Cluster:
     )
 
 
+def _with_shares(values: dict[str, Any]) -> dict[str, Any]:
+    """Values of a file, in which devices of its own have the shares that it leaves out."""
+    places = [values]
+    if isinstance(groups := values.get("groups"), list):
+        places += [group for group in groups if isinstance(group, dict)]
+    for place in places:
+        if isinstance(device := place.get("device"), dict):
+            place["device"] = with_shares(device)
+    return values
+
+
 def _software(given: Software | str, where: str) -> Software:
     """Settings of a framework by its name, or the file's own."""
     if isinstance(given, Software):
@@ -245,8 +257,9 @@ def _in_place(entry: ClusterFile, device: Device | str) -> NodesTable:
 
 
 def _changed(device: Device, changes: dict[str, Any], where: str) -> Device:
-    """Device of the catalogue with other values in some fields."""
-    fields = msgspec.to_builtins(device) | changes
+    """Device of the catalogue with other values in some fields, which are not assumed then."""
+    assumed = [share for share in device.assumed if share not in changes]
+    fields = msgspec.to_builtins(device) | {"assumed": assumed} | changes
     try:
         return msgspec.convert(fields, Device) if changes else device
     except msgspec.ValidationError as error:

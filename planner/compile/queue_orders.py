@@ -17,9 +17,10 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from millrace.planner.actors.graph import ActorGraph, Leave, Program, Queue
-from millrace.planner.actors.protocol import ActorProtocol, Fire
+from millrace.planner.actors.graph import ActorGraph, Leave, Meeting, Program, Queue
+from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
+from millrace.planner.collectives import EXPERT_EXCHANGE
 from millrace.planner.compile.slots import Timetable, lifetimes
 from millrace.planner.compile.stage_ir import SLOT_PARTS, StageIR
 from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
@@ -95,24 +96,38 @@ def woven(draft: StageIR, forward: list[int], gradients: list[int]) -> list[int]
 def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
     """Actors of a run, cut before each that reads what a meeting brought since the cut before.
 
-    Meetings count that take place as often as the run: what is gathered once a step is there.
+    Meetings count that take place as often as the run: what is gathered once a step is there. Where
+    tokens are exchanged with experts, these meetings alone count, for they take the longest.
     """
+    bringing = {index: _meetings_before(draft, index) for index in run}
+    exchanges = {
+        maker
+        for makers in bringing.values()
+        for maker, meeting in makers.items()
+        if meeting.kind == EXPERT_EXCHANGE
+    }
     pieces: list[list[int]] = [[]]
     begun = run[0]
     for index in run:
-        brought = (draft.producer.get(port.register) for port in draft.actors[index].inputs)
-        waits = any(
-            maker is not None
-            and maker > begun
-            and draft.actors[maker].meeting is not None
-            and draft.actors[maker].firings == draft.actors[index].firings
-            for maker in brought
-        )
+        counted = exchanges.intersection(bringing[index]) if exchanges else bringing[index]
+        waits = any(maker > begun for maker in counted)
         if waits and pieces[-1]:
             pieces.append([])
             begun = index
         pieces[-1].append(index)
     return pieces
+
+
+def _meetings_before(draft: StageIR, index: int) -> dict[int, Meeting]:
+    """Meetings that an actor reads from and that take place as often as it, by their number."""
+    actor = draft.actors[index]
+    brought = {draft.producer.get(port.register) for port in actor.inputs}
+    makers = {number: draft.actors[number] for number in brought if number is not None}
+    return {
+        number: maker.meeting
+        for number, maker in makers.items()
+        if maker.meeting is not None and maker.firings == actor.firings
+    }
 
 
 def unordered(
@@ -247,7 +262,7 @@ class _EarliestRun:
     def run(self) -> FirstStep:
         """Run the step; return its record."""
         for instance, protocol in enumerate(self.protocols):
-            self._fire(0, instance, protocol.start())
+            self._fire(0, instance, protocol.begin())
         events, lane_of, lanes = self.events, self.lane_of, self.lanes
         while events:
             now, _, instance, actor = heapq.heappop(events)
@@ -258,24 +273,23 @@ class _EarliestRun:
                     waiting.popleft()
                     if waiting:
                         self._start(now, waiting[0])
-            if fires := self.protocols[instance].completed(actor):
-                self._fire(now, instance, fires)
+            if due := self.protocols[instance].finish(actor):
+                self._fire(now, instance, due)
         return self.seen
 
-    def _fire(self, now: int, instance: int, fires: list[Fire]) -> None:
-        lane_of = self.lane_of[instance]
-        for fire in fires:
-            if lane_of[fire.actor] is None:
+    def _fire(self, now: int, instance: int, due: list[int]) -> None:
+        lane_of, begun = self.lane_of[instance], self.seen.starts[instance]
+        for actor in due:
+            if lane_of[actor] is None:
                 begin = now
                 if offsets := self.launched[instance]:
-                    begin = max(now, offsets[fire.actor][fire.firing])
-                self._start(begin, ((instance, fire.actor),))
+                    begin = max(now, offsets[actor][len(begun[actor])])
+                self._start(begin, ((instance, actor),))
                 continue
-            parties = self.rendezvous.arrive(instance, fire.actor, fire.firing)
+            parties = self.rendezvous.arrive(instance, actor, len(begun[actor]))
             if parties is not None:
                 parties = sorted(parties)
-                first, actor = parties[0]
-                lane = self.lane_of[first][actor]
+                lane = self.lane_of[parties[0][0]][parties[0][1]]
                 assert lane is not None
                 waiting = self.lanes.setdefault(lane, deque())
                 waiting.append(parties)

@@ -34,7 +34,7 @@ EXPERT_KERNEL_NS = 6_500
 EXPERT_LAUNCHES, NARROW_EXPERT_LAUNCHES = 3, 5
 
 # Kinds that change neither the order nor the number of copies.
-QUANTISE = "quantise"
+QUANTISE, ACCUMULATE = "quantise", "accumulate"
 ALIKE = (QUANTISE, "cast")
 
 
@@ -159,11 +159,15 @@ def expert_launches(firings: OpFirings, software: Software) -> int:
 
 
 def in_expert_kernel(firings: OpFirings, software: Software) -> bool:
-    """True if a kernel of all experts' products does an op too: what lies between two of them."""
+    """True if a kernel of all experts' products does an op too.
+
+    It makes what lies between two of them, and adds gradients of weights to those of microbatches
+    before while it multiplies the next tile.
+    """
     if not software.fused_experts or EXPERT not in firings.spans:
         return False
     rounds = firings.kind == QUANTISE and EPILOGUE in firings.attributes
-    return rounds or firings.kind in BETWEEN_PRODUCTS
+    return rounds or firings.kind in BETWEEN_PRODUCTS or firings.kind == ACCUMULATE
 
 
 def is_expert_bias(firings: OpFirings) -> bool:

@@ -102,6 +102,13 @@ def overlaps(software: Software) -> bool:
     return EXPERT_EXCHANGE in software.pieces
 
 
+def exchanging(software: Software) -> Software:
+    """Software whose experts' all_to_all takes its full time, for what simulates what hides it."""
+    return replace(
+        software, pieces=tuple(each for each in software.pieces if each != EXPERT_EXCHANGE)
+    )
+
+
 def dispatcher_of(software: Software) -> str:
     """Name of the dispatcher that software has: of those that send a token once, the first."""
     if software.gathers:

@@ -9,7 +9,7 @@ compiler lays out.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
@@ -198,17 +198,19 @@ def printed_stage(plan: Plan, habit: MemoryHabit) -> StageMemory:
     return max(stages, key=lambda stage: stage.arena_bytes)
 
 
-def account_bytes(plan: Plan, figure: Figure) -> int:
+def account_bytes(plan: Plan, memory: Sequence[StageMemory], figure: Figure) -> int:
     """Memory of the fullest device by the plan's own account, as a source would print it.
 
     Parameters
     ----------
     plan : Plan
         The plan.
+    memory : sequence of StageMemory
+        That of every stage, as `plan_memory` gives it.
     figure : Figure
         What the source prints.
     """
-    return _printed(max(stage.arena_bytes for stage in plan_memory(plan)), plan, figure)
+    return _printed(max(stage.arena_bytes for stage in memory), plan, figure)
 
 
 def _printed(needed: int, plan: Plan, figure: Figure) -> int:

@@ -323,7 +323,7 @@ def _best(
             (best.solved_plan, best.settled_plan.plan),
             _rivals(best, checked, ranking, simulated),
             [*sorted(ranking.pruned, key=lambda outcome: outcome.bound_ns), *ranking.refused],
-            record.top,
+            0 if record.answer.evaluator.request.plan_only else record.top,
         ),
         layers=layers(
             record,

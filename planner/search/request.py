@@ -139,6 +139,9 @@ class SearchRequest:
         answer; 0: the fastest is.
     last_resort : bool
         Optimizer state goes to host memory though no pin says so, for nothing fits otherwise.
+    plan_only : bool
+        A plan is all that is wanted, as of a run that happened: no proof that others are slower, no
+        alternatives, and no account of its memory, which takes the search most of its time.
     """
 
     model: ModelSpec
@@ -154,6 +157,7 @@ class SearchRequest:
     runs: Capabilities = EVERYTHING
     simpler_within: float = 0.0
     last_resort: bool = False
+    plan_only: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.global_batch <= COUNT_MAX:

@@ -32,7 +32,7 @@ from millrace.planner.compile.slots import timetable
 from millrace.planner.costs.launch_overhead import paced
 from millrace.planner.plan import BlockChoice, Chunk, Plan, block_runs
 from millrace.simulator.chunks.chunk_graph import hops_ns
-from millrace.simulator.chunks.chunk_sample import PieceCompiler, alone, in_pairs
+from millrace.simulator.chunks.chunk_sample import PieceCompiler, alone
 from millrace.simulator.chunks.phase_measurement import part_times
 from millrace.simulator.chunks.phase_times import PartTimes
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -228,12 +228,10 @@ class _KindTimes:
         return [(self.plan.graph.templates[choice.block], choice.variant) for choice in blocks]
 
     def _piece(self, pieces: PieceCompiler, number: int, block_names: Sequence[str]) -> Floats:
-        piece = pieces.compile(number, block_names, alone(joint=self.joint), 0)
-        paired = None
-        if self.pairs:
-            order, paired_slots = in_pairs(joint=self.joint)
-            paired = pieces.compile(number, block_names, order, 0, paired_slots)
-        times = part_times(piece, paired)
+        order = alone(joint=self.joint)
+        times, _ = part_times(
+            pieces, number, block_names, order, 0, joint=self.joint, pairs=self.pairs
+        )
         self.totals_ns = max(self.totals_ns, times.totals_ns)
         return _array(times)
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from millrace.models.graph import ITEMSIZE, Rate
 from millrace.models.training import STEP_TOTALS
 from millrace.planner.actors.graph import ActorGraph, Meeting, Port, Register
-from millrace.planner.actors.null_clock import run_to_completion
 from millrace.planner.actors.validate import validate
 from millrace.planner.boxing import crossing
 from millrace.planner.compile.queue_orders import (
@@ -73,17 +72,15 @@ class CoarseGraph:
     hidden_ns: tuple[int, ...]
 
     def ordered(self) -> ActorGraph:
-        """Actor graph with all orders, proven to run to its end.
+        """Actor graph with all orders; that it runs to its end shows when it is simulated.
 
         Raises
         ------
         ProtocolError
-            The schedule's orders wait for one another in a cycle.
+            A first step stops before its end.
         """
         first = first_step(self.graph, self.drafts, self.durations_ns, self.pacing, self.firings_ns)
-        graph = validate(with_queues(self.graph, self.drafts, first))
-        run_to_completion(graph)
-        return graph
+        return validate(with_queues(self.graph, self.drafts, first))
 
 
 def coarse_graph(wiring: PlanBlocks, table: Timetable, times: Sequence[PartTimes]) -> CoarseGraph:

@@ -15,7 +15,8 @@ from itertools import accumulate
 import numpy as np
 
 from millrace.planner.compile.stage_ir import BEGIN, SLOT_PARTS, UPDATE, Section
-from millrace.simulator.chunks.chunk_sample import CompiledPiece
+from millrace.planner.schedules import Order
+from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, in_pairs
 from millrace.simulator.chunks.phase_contents import inside_parts
 from millrace.simulator.chunks.phase_times import PartPace, PartTimes
 from millrace.simulator.replay import Replay, followed
@@ -23,28 +24,59 @@ from millrace.simulator.step_split import covered_ns
 
 
 def part_times(
-    piece: CompiledPiece, paired: CompiledPiece | None = None, *, detailed: bool = False
-) -> PartTimes:
-    """Times of a piece's parts, from following it through two steps.
+    pieces: PieceCompiler,
+    chunk: int,
+    block_names: Sequence[str],
+    order: Order,
+    stage: int,
+    *,
+    joint: bool,
+    pairs: bool,
+    detailed: bool = False,
+) -> tuple[PartTimes, CompiledPiece]:
+    """Times of the parts of some of a chunk's blocks, and the piece that they were read from.
 
     Parameters
     ----------
-    piece : CompiledPiece
-        Its `pacing` slows what it computes beside moving data; launches by the host are left out.
-    paired : CompiledPiece, optional
-        The same blocks with their parts in pairs (`in_pairs`), where the schedule pairs them.
+    pieces : PieceCompiler
+        Of the plan that the chunk is of.
+    chunk, block_names, order, stage
+        As `PieceCompiler.compile` takes them.
+    joint : bool
+        True: gradients of inputs and of weights are one part.
+    pairs : bool
+        True: the schedule pairs forwards with gradients.
     detailed : bool
         True says what the parts are made of as well (`PartTimes.contents`).
 
     Returns
     -------
     PartTimes
-        Nanoseconds of the second step; its second last microbatch stands for the schedule's parts.
+        Nanoseconds of one step in which everything is as it stays.
+    CompiledPiece
+        The piece alone.
 
     Raises
     ------
     ProtocolError
         The piece's graph stops before its end.
+    """
+    piece = pieces.compile(chunk, block_names, order, stage)
+    paired = None
+    if pairs or pieces.overlaps:
+        turns, paired_slots = in_pairs(joint=joint)
+        paired = pieces.compile(chunk, block_names, turns, stage, paired_slots)
+    times = _read_times(piece, paired, detailed=detailed)
+    return times if pairs or paired is None else times.always_paired(), piece
+
+
+def _read_times(
+    piece: CompiledPiece, paired: CompiledPiece | None = None, *, detailed: bool = False
+) -> PartTimes:
+    """Times of a piece's parts, from following it through two steps.
+
+    The second step's second last microbatch stands for the schedule's parts. `pacing` of the piece
+    slows what it computes beside moving data; launches by the host are left out.
     """
     reading = _Reading(piece)
     times = reading.times()

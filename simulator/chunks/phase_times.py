@@ -1,7 +1,7 @@
 """Times of a chunk's parts: what stage fidelity knows of the ops inside."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from millrace.planner.costs.launch_overhead import Pace
@@ -89,6 +89,20 @@ class PartTimes:
     def saved_ns(self) -> int:
         """Nanoseconds that a forward and gradients take less where they are a pair."""
         return sum(self.slots_ns.values()) - sum(self.paired_ns.values()) if self.paired_ns else 0
+
+    def always_paired(self) -> "PartTimes":
+        """Times of a chunk whose parts are pairs in every schedule: each part saves its share."""
+        together = sum(self.slots_ns.values())
+        exposed = sum(self.exposed_ns.values())
+        taken = 1 - max(self.saved_ns, 0) / max(together, 1)
+        shown = min(self.paired_exposed_ns / max(exposed, 1), 1.0)
+        return replace(
+            self,
+            slots_ns={part: round(ns * taken) for part, ns in self.slots_ns.items()},
+            exposed_ns={part: round(ns * shown) for part, ns in self.exposed_ns.items()},
+            paired_ns={},
+            paired_exposed_ns=0,
+        )
 
     def plus(self, other: "PartTimes", times: int) -> "PartTimes":
         """These times and `times` times the others."""

@@ -6,6 +6,11 @@ exposed communication, as events would show them.
 Read first `steady.py`, then `firings.py` (one step of chunks as nodes) and `contention.py`.
 """
 
-from millrace.simulator.critical_path.steady import SteadyStep, steady_ops, steady_step
+from millrace.simulator.critical_path.steady import (
+    SteadyStep,
+    steady_chunks,
+    steady_ops,
+    steady_step,
+)
 
-__all__ = ["SteadyStep", "steady_ops", "steady_step"]
+__all__ = ["SteadyStep", "steady_chunks", "steady_ops", "steady_step"]

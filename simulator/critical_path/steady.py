@@ -53,14 +53,25 @@ def steady_ops(ordered: Ordered) -> SteadyStep:
     """
     programs, pacing = ordered.graph.programs, ordered.pacing
     if pacing is not None and pacing.overlap < 1:
-        starts, ends = followed(ordered.graph, ordered.durations_ns, pacing, 3)
-        begin_ns, end_ns = _second_step(programs, ends)
-    else:
-        steps = Replay(ordered.graph, ordered.durations_ns, ordered.first, pacing)
-        steps.follow()
-        begin_ns, end_ns = _second_step(programs, steps.ends)
-        steps.follow(until_ns=end_ns)
-        starts, ends = steps.starts, steps.ends
+        return _seen(programs, *followed(ordered.graph, ordered.durations_ns, pacing, 3, wanted=2))
+    steps = Replay(ordered.graph, ordered.durations_ns, ordered.first, pacing)
+    steps.follow()
+    steps.follow(until_ns=_second_step(programs, steps.ends)[1])
+    return _seen(programs, steps.starts, steps.ends)
+
+
+def steady_chunks(coarse: CoarseGraph) -> SteadyStep:
+    """Figures that the third of three simulated steps of a coarse graph would show, by events."""
+    graph = coarse.ordered()
+    asked = graph, coarse.durations_ns, coarse.pacing, 3
+    return _seen(graph.programs, *followed(*asked, wanted=2, firings_ns=coarse.firings_ns))
+
+
+def _seen(
+    programs: Sequence[Program], starts: Sequence[Sequence[Times]], ends: Sequence[Sequence[Times]]
+) -> SteadyStep:
+    """Figures of the second step of a run, from the times of its firings."""
+    begin_ns, end_ns = _second_step(programs, ends)
     rows = zip(programs, starts, ends, strict=True)
     parts = [split(*row, begin_ns, end_ns) for row in rows]
     return _mean(end_ns - begin_ns, programs, parts)

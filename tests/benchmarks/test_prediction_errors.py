@@ -7,13 +7,17 @@ import pytest
 
 from benchmarks.simulator.prediction_errors import (
     RunError,
+    as_unmeasured,
     drawn,
     error_groups,
     peak_errors,
     run_errors,
     sampled_questions,
     toml_text,
+    unmeasured_groups,
 )
+from millrace.calibration.leave_one_out import left_out_of
+from millrace.planner.clusters import parse_cluster
 from millrace.published.reading import read_table
 from millrace.published.step_time_range import ErrorTable, ModelKind
 from tests.millrace.published.rows import written
@@ -72,7 +76,9 @@ def test_runs_are_predicted_with_what_is_known_without_their_source(tmp_path: Pa
         {"source": "another paper", "framework": "nanotron"},
     )
     table = read_table(path)
-    first, second = run_errors(table, sampled_questions(table, 1), 1, lambda done, of: None)
+    questions = sampled_questions(table, 1)
+    tuned = left_out_of(table, questions)
+    first, second = run_errors(table, questions, tuned, 1, lambda done, of: None)
     assert first.frameworks != ("megatron-core",)  # no other source runs it
     assert set(first.frameworks) == {"megatron-core", "default"}
     assert (first.device, first.kind, second.source) == ("a100", ModelKind.DENSE, "another paper")
@@ -86,3 +92,18 @@ def test_errors_of_peaks_read_back_with_the_groups():
     groups = error_groups([run_error(0.1)])
     table = ErrorTable(command="a", date="2026-11-30", rows=1, groups=groups, peaks=peaks)
     assert msgspec.toml.decode(toml_text(table), type=ErrorTable) == table
+
+
+def test_a_device_taken_as_unmeasured_has_shares_of_other_generations():
+    cluster = parse_cluster("h100:8x1")
+    guessed = as_unmeasured(lambda row, cluster: cluster)({}, cluster)
+    alien = parse_cluster("mi300x:8x1").device
+    assert guessed.device.matmul_efficiency == alien.matmul_efficiency
+    assert guessed.device.flops_per_s == cluster.device.flops_per_s
+
+
+def test_runs_on_devices_taken_as_unmeasured_are_one_group_of_a_kind():
+    groups = unmeasured_groups([run_error(0.1, "a", "alpa"), run_error(0.4, "b")])
+    assert [(group.framework, group.device, group.runs) for group in groups] == [
+        ("", "unmeasured", 2)
+    ]

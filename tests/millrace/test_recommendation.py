@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,11 @@ from millrace.planner.errors import ClusterError, PlanError
 from millrace.scaling.recommendation import recommendation, usual_batch, usual_nodes
 
 
-def row(time_s: float | None, cost_usd: float | None, devices: int = 8) -> dict[str, object]:
-    return {"time_s": time_s, "cost_usd": cost_usd, "devices": devices, "reason": None}
+def row(
+    time_s: float | None, cost_usd: float | None, devices: int = 8, device_doubt: str = ""
+) -> dict[str, object]:
+    figures = {"time_s": time_s, "cost_usd": cost_usd, "devices": devices, "reason": None}
+    return figures | {"device_doubt": device_doubt}
 
 
 ROWS = [row(9.0, 1.0), row(3.0, 2.0, 16), row(4.0, 3.0), row(1.0, None, 64), row(None, None)]
@@ -37,6 +41,35 @@ def test_where_nothing_makes_it_the_nearest_says_by_how_much() -> None:
     choice = recommendation(ROWS, 2.0, 1.0)["choice"]
     assert choice["cheapest"] is None
     assert (choice["nearest"]["time_s"], choice["nearest"]["over"]) == (3.0, 2.0)
+
+
+def test_a_choice_that_nobody_measured_has_a_measured_one_beside_it() -> None:
+    guessed = row(4.0, 0.5, device_doubt="not calibrated: no published run on it was fitted")
+    choice = recommendation([guessed, *ROWS], 5.0, None)["choice"]
+    assert (choice["cheapest"], choice["cheapest_measured"]["cost_usd"]) == (
+        guessed | {"on_frontier": True, "makes_it": True},
+        2.0,
+    )
+    assert (choice["fastest"]["devices"], choice["fastest_measured"]) == (64, None)
+    alone = recommendation([guessed], 5.0, None)["choice"]
+    assert alone["cheapest_measured"] is None
+
+
+def test_what_nobody_measured_is_marked_wherever_it_is_chosen(call, tmp_path: Path) -> None:
+    asked = ("recommend", "gpt2-small", "--cluster", "a100:8,mi300x:8", "--tokens", "1M")
+    sizes = ("--nodes", "1", "--global-batch", "8", "--seq-len", "128", "--dp", "8")
+    prices = ("--price-per-gpu-hour", "mi300x:8=0.01", "--price-per-gpu-hour", "a100:8=9")
+    code, text, _ = call(*asked, *sizes, *prices)
+    assert code == 0
+    lines = {line.partition(":")[0]: line for line in text.splitlines()}
+    assert "not calibrated: no published run on mi300x was fitted" in lines["cheapest"]
+    assert "a100:8" in lines["cheapest of calibrated devices"]
+    assert "? not calibrated" in text
+    code, text, _ = call(*asked, *sizes, *prices, "--json")
+    document = json.loads(text)
+    doubts = {row["cluster"]: row["device_doubt"] for row in document["rows"]}
+    assert (doubts["a100:8"], "mi300x" in doubts["mi300x:8"]) == ("", True)
+    assert "not calibrated" in frontier_picture(document).description
 
 
 def test_usual_batches_and_sizes_follow_from_tokens_and_deadline() -> None:

@@ -16,6 +16,7 @@ from millrace.planner.clusters import (
     reference_node,
     validate,
 )
+from millrace.planner.clusters.assumed_shares import assumed_shares
 from millrace.planner.clusters.cluster_files import USUAL
 from millrace.planner.errors import ClusterError
 from millrace.planner.frameworks.framework_tables import frameworks
@@ -115,9 +116,32 @@ def test_the_catalogue_holds_every_device_of_published_runs_and_the_common_other
     assert without_power == {"cpu-core", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x-ironwood"}
 
 
-def test_a_device_without_efficiencies_of_its_own_says_whose_it_has() -> None:
-    borrowing = ["l4", "t4", "a40", "rtx-6000-ada", "h20", "h100-nvl", "mi300a"]
-    assert [name for name in borrowing if "; efficiencies " not in device(name).source] == []
+def test_a_device_that_nobody_measured_reaches_no_more_than_the_worst_that_was() -> None:
+    accelerators = [device(name) for name in names() if name != "cpu-core"]
+    measured = [entry for entry in accelerators if not entry.assumed]
+    assert {"h100-sxm-80gb", "b200", "v100-sxm-16gb"} <= {entry.name for entry in measured}
+    for entry in accelerators:
+        for share in set(entry.assumed) - {"narrow_efficiency"}:
+            alike = [getattr(other, share) for other in measured]
+            assert getattr(entry, share) <= max(alike)
+            if entry.name.startswith(("mi", "rtx", "l4", "a10g", "a40", "t4", "tpu")):
+                assert getattr(entry, share) == min(alike)
+
+
+def test_a_device_that_nobody_measured_takes_after_its_generation() -> None:
+    hopper = [device(name) for name in ("h100-sxm-80gb", "h100-sxm-96gb-hbm2e-500w")]
+    assert device("h20").matmul_efficiency == min(entry.matmul_efficiency for entry in hopper)
+    assert device("gh200").attention_efficiency > device("mi300x").attention_efficiency
+    alien = assumed_shares("h100-sxm-80gb", alien=True)
+    assert alien["matmul_efficiency"] == device("mi300x").matmul_efficiency
+
+
+def test_shares_that_a_file_gives_are_not_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('device = "mi300x"\n[changes]\nmatmul_efficiency = 0.5\n')
+    changed = parse_cluster(str(path)).device
+    assert changed.matmul_efficiency == 0.5
+    assert set(device("mi300x").assumed) - set(changed.assumed) == {"matmul_efficiency"}
 
 
 def test_cards_that_a_bridge_joins_are_an_island() -> None:

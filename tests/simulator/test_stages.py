@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from millrace.models.spec import Config, ModelSpec
 from millrace.planner.actors.null_clock import run_to_completion
+from millrace.planner.compile import compile_plan
 from millrace.planner.compile.slots import Timetable
+from millrace.planner.costs import durations
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import BlockChoice, Chunk, Plan, recomputed
 from millrace.planner.schedules import stage_of
@@ -349,3 +351,30 @@ def test_only_large_plans_are_predicted_by_stages_unless_asked() -> None:
 def test_a_fidelity_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SimulationError, match="op, block, stage"):
         predict(planned("one device"), fidelity="exact")
+
+
+def of_experts(pieces: tuple[str, ...], links_bytes_per_s: float) -> Plan:
+    """The plan with experts, whose exchange is overlapped or not, over links of some bandwidth."""
+    plan = planned("experts")
+    cluster = plan.cluster
+    link = replace(cluster.intra_node, bandwidth_bytes_per_s=links_bytes_per_s)
+    software = replace(cluster.software, pieces=pieces)
+    changed = replace(cluster, software=software, intra_node=link)
+    return replace(plan, cluster=changed)
+
+
+@pytest.mark.parametrize("links_bytes_per_s", [2e9, 50e9])
+def test_overlap_hides_experts_exchange_behind_computation_and_no_more(
+    links_bytes_per_s: float,
+) -> None:
+    """The step is shorter, but no shorter than what its exchanges take one after the other."""
+    apart, hidden = (of_experts(pieces, links_bytes_per_s) for pieces in ((), ("all_to_all",)))
+    apart_ns, hidden_ns = (predict(p, fidelity="stage").step_time_ns for p in (apart, hidden))
+    graph = compile_plan(apart)
+    actors, actor_ns = graph.programs[0].actors, durations(graph, apart.cluster)[0]
+    exchanged_ns = sum(
+        ns * actor.firings
+        for actor, ns in zip(actors, actor_ns, strict=True)
+        if actor.meeting is not None and actor.meeting.kind == "all_to_all"
+    )
+    assert exchanged_ns < hidden_ns < apart_ns

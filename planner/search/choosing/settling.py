@@ -98,6 +98,8 @@ def settle(
     if len(limits) > 1:
         block_times = None  # blocks take another time on another kind of device
     measures = _Measures(evaluator, unsettled, block_times)
+    if evaluator.request.plan_only:
+        return measures.written(unsettled.division)
     best = measures.laid_out(unsettled.division)
     left = limits
     for _ in range(LAID_OUT):
@@ -151,9 +153,9 @@ class _Measures:
         self._uneven_bytes = 0  # bytes alive at another moment than the one that dividing counts
         self._known_sizes: list[_LaidOut] = []
 
-    def laid_out(self, division: Division) -> SettledPlan:
-        """The plan of a division with its memory; its step by the tables."""
-        evaluator, request = self.evaluator, self.evaluator.request
+    def written(self, division: Division) -> SettledPlan:
+        """The plan of a division, its step by the tables; nothing is said of its memory."""
+        evaluator = self.evaluator
         step_ns = step_time_ns(division.chunks, self._tables, self.pipeline)
         division = in_order(
             replace(division, step_ns=step_ns), self._tables, self.pipeline, evaluator.overlap
@@ -162,8 +164,20 @@ class _Measures:
         divided = replace(
             self.solved_plan, division=division, bound_ns=min(self.solved_plan.bound_ns, step_ns)
         )
-        plan = write_plan(evaluator, divided)
-        memory = needed_memory(plan)
+        return SettledPlan(
+            solved_plan=divided,
+            plan=write_plan(evaluator, divided),
+            step_ns=step_ns,
+            memory=(),
+            over_bytes=0,
+            expected_bytes=0,
+        )
+
+    def laid_out(self, division: Division) -> SettledPlan:
+        """The plan of a division with its memory; its step by the tables."""
+        request, settled = self.evaluator.request, self.written(division)
+        divided, memory = settled.solved_plan, needed_memory(settled.plan)
+        division = divided.division
         counted = division.chunks, self._tables, self.pipeline
         peak, usual = peak_bytes(*counted), stage_bytes(*counted)
         expected_bytes = max(peak) + self._more_bytes
@@ -171,11 +185,11 @@ class _Measures:
         self._more_bytes = max(a - b for a, b in zip(stage_totals, peak, strict=True))
         self._uneven_bytes = max(a - b for a, b in zip(peak, usual, strict=True))
         size, limit = fullest(request, divided.candidate, memory)
-        self._known_sizes.append(_LaidOut(max(usual), size - limit, step_ns, division.chunks))
-        return SettledPlan(
-            solved_plan=replace(divided, division=replace(divided.division, memory_bytes=size)),
-            plan=plan,
-            step_ns=step_ns,
+        taken = _LaidOut(max(usual), size - limit, settled.step_ns, division.chunks)
+        self._known_sizes.append(taken)
+        return replace(
+            settled,
+            solved_plan=replace(divided, division=replace(division, memory_bytes=size)),
             memory=memory,
             over_bytes=size - limit,
             expected_bytes=expected_bytes,

@@ -76,7 +76,7 @@ class MixedLoop(CandidateLoop):
         self.record.count("bounded", len(self.candidates))
         yield self.standing
         yield from self._solved_first(waiting)
-        if self._solves_all:
+        if self._solves_all or self.evaluator.request.plan_only:
             return
         with self.record.layer(PROOF):
             self._open()

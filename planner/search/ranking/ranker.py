@@ -106,7 +106,7 @@ class Ranker:
         likely = [] if self.request.uniform else self._likely()
         if widened is not None and (wide := widened(likely)):
             self._close(wide)
-        if not self.request.uniform:
+        if not (self.request.uniform or self.request.plan_only):
             with self.record.layer(BLOCKS):
                 self.record.count("refined", self._refine())
         self.ranking.solved_plans.sort(key=lambda plan: plan.division.step_ns)

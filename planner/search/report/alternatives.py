@@ -74,6 +74,8 @@ def alternatives(
         `over_bytes`, what it comes from (`cause`), and the `reason` in words.
     """
     documents: list[Document] = []
+    if not top:
+        return ()
     taken = {_key(plan_roles(chosen[1], evaluator.graph))}
     parts = breakdown(evaluator, chosen[0])
     for rival in sorted(rivals, key=lambda rival: rival.loss):

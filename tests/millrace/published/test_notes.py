@@ -9,9 +9,9 @@ from benchmarks.simulator.columns import write_columns
 from millrace.models.documents import FileError
 from millrace.published.columns import COLUMNS, NAMES
 from millrace.published.notes import with_columns
-from millrace.published.reading import LINE, TableFormat, read_table
+from millrace.published.reading import LINE, Table, TableFormat, read_table
 from millrace.published.validation import ask
-from tests.millrace.published.rows import BILLION, DLPERF, PLAIN, written
+from tests.millrace.published.rows import BILLION, DLPERF, NAMED, PLAIN, written
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,38 +80,88 @@ def test_a_table_with_columns_is_read_by_them_alone(tmp_path: Path):
     assert "experts" not in asked.question.model.config
 
 
-def test_a_table_written_with_its_columns_asks_the_same(tmp_path: Path):
+QUESTION = ("question", "pins", "cluster", "measured_s", "peak_bytes", "notes", "reason")
+
+
+def rewritten(path: Path, plain: dict[str, str], *rows: dict[str, str]) -> tuple[Table, Table]:
+    """Tables with notes and without, after the second is seen to ask what the first asks."""
+    old = read_table(written(path / "old.csv", *rows, plain=plain))
+    write_columns(old, path / "new.csv")
+    new = read_table(path / "new.csv")
+    assert "notes" not in new.columns
+    for before, after in zip(old.rows, new.rows, strict=True):
+        first, second = ask(before, old.layout), ask(after, new.layout)
+        assert [getattr(first, name) for name in QUESTION] == [
+            getattr(second, name) for name in QUESTION
+        ]
+    return old, new
+
+
+def test_a_table_written_without_its_notes_asks_the_same(tmp_path: Path):
     notes = [
         "",
         f"{MIXTURE};DeepEP;moe_a2a_overlap=True",
         "MaxText",
         "mla;experts=4;topk=2;moe_ffn=8",
+        "torch.compile; zero1=8; recompute_num_layers=2; alpha=0.5",
     ]
-    rows = [{"notes": note, "model": "llama-x", "gpu": "h100-sxm-80gb"} for note in notes]
+    rows = [
+        {"notes": note, "model": "llama-x", "gpu": "h100-sxm-80gb", "peak_mem_gb": "7"}
+        for note in notes
+    ]
+    old, new = rewritten(tmp_path, PLAIN, *rows)
+    assert {*NAMES} <= {*new.columns}
+    assert [row["framework"] for row in new.rows] == [row["framework"] for row in old.rows]
+
+
+def test_a_table_of_named_models_asks_the_same_without_notes(tmp_path: Path):
+    notes = [
+        "",
+        "median; full CG; activation offload",
+        "partial CG; EP overlap; paged stash",
+        "Muon",
+    ]
+    _, new = rewritten(tmp_path, NAMED, *({"notes": note} for note in notes))
+    columns = ("captured", "expert_overlap", "optimizer", "left_out")
+    assert [[row[name] for name in columns] for row in new.rows] == [
+        ["", "", "", ""],
+        ["step", "", "", "activation offload"],
+        ["layers", "1", "", "paged stash"],
+        ["", "", "muon", ""],
+    ]
+
+
+def test_a_table_of_dlperf_asks_the_same(tmp_path: Path):
+    rewritten(tmp_path, DLPERF, {}, {"variant": "grad_clip=none"})
+
+
+def test_a_written_table_says_what_was_fitted_to_and_how_tokens_reach_experts(tmp_path: Path):
+    rows = [{"notes": "MoE force-balanced"}, {"tier": "B", "notes": "moe_router"}]
     old = read_table(written(tmp_path / "old.csv", *rows))
-    write_columns(old, tmp_path / "new.csv")
-    new = read_table(tmp_path / "new.csv")
-    assert new.columns == (*old.columns, *NAMES)
-    assert new.rows == old.rows
-    for row in new.rows:
-        row["notes"] = ""
-        (told,) = (each for each in old.rows if each[LINE] == row[LINE])
-        assert ask(row, new.layout).question == ask(told, old.layout).question
+    write_columns(old, tmp_path / "new.csv", fitted=True)
+    new = read_table(tmp_path / "new.csv").rows
+    assert [(row["fitted"], row["routing"]) for row in new] == [("1", "balanced"), ("0", "")]
+
+
+def test_what_columns_say_leaves_the_variant(tmp_path: Path):
+    note = "experts=8;topk=2;moe_ffn=64;recompute none inferred from scripts;VPP 2 | dropless"
+    _, new = rewritten(tmp_path, PLAIN, {"notes": note, "model": "llama-x"})
+    assert new.rows[0]["variant"] == "dropless; VPP 2"
 
 
 def test_a_framework_that_only_the_source_tells_is_written_too(tmp_path: Path):
     (tmp_path / "old.csv").write_text(
         "source,layers,hidden,heads,seq_len,gpu,gpus,global_batch\nvtrain-x,2,64,2,16,b200,1,4\n"
     )
-    old = read_table(tmp_path / "old.csv")
-    write_columns(old, tmp_path / "new.csv")
-    assert read_table(tmp_path / "new.csv").rows == old.rows
+    write_columns(read_table(tmp_path / "old.csv"), tmp_path / "new.csv")
+    assert read_table(tmp_path / "new.csv").rows[0]["framework"] == "megatron-deepspeed"
 
 
-def test_a_table_without_such_columns_is_not_written(tmp_path: Path):
-    table = read_table(written(tmp_path / "dlperf.csv", {}, plain=DLPERF))
-    with pytest.raises(FileError, match="DLPerf layout has no such columns"):
-        write_columns(table, tmp_path / "out.csv")
+def test_a_row_of_another_length_is_not_written(tmp_path: Path):
+    path = written(tmp_path / "old.csv", {})
+    path.write_text(path.read_text() + "a,b\n")
+    with pytest.raises(FileError, match="line 3 has 2 fields where the header has 33: correct it"):
+        write_columns(read_table(path), tmp_path / "new.csv")
 
 
 def test_a_word_that_a_column_does_not_have_is_named():

@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training, model_spec
-from millrace.planner.clusters import parse_cluster
+from millrace.planner.clusters import device, parse_cluster
 from millrace.published import step_time_range as ranges
 from millrace.published.step_time_range import (
+    UNMEASURED,
     ErrorGroup,
     ErrorTable,
     ModelKind,
@@ -18,22 +19,25 @@ from millrace.published.step_time_range import (
     plan_range,
     range_document,
     step_time_range,
+    unmeasured_text,
 )
 from tests.millrace.plans import drawn_plan
 
 
-def group(framework: str, device: str, runs: int, sources: int, **changed: object) -> ErrorGroup:
+def group(
+    framework: str, device: str, runs: int, sources: int, spread: float = 1.0, **changed: object
+) -> ErrorGroup:
     return ErrorGroup(
         framework=framework,
         device=device,
         kind=changed.get("kind", ModelKind.DENSE),
         runs=runs,
         sources=sources,
-        least=-0.3,
-        tenth=-0.1,
+        least=-0.3 * spread,
+        tenth=-0.1 * spread,
         median=0.01,
-        ninetieth=0.2,
-        greatest=0.5,
+        ninetieth=0.2 * spread,
+        greatest=0.5 * spread,
     )
 
 
@@ -45,6 +49,7 @@ GROUPS = (
     group("megatron-core", "h100", 4, 2),
     group("nanotron", "", 9, 1),
     group("", "", 30, 1, kind=ModelKind.CONVOLUTION),
+    group("", UNMEASURED, 60, 9, spread=2.0),
 )
 
 
@@ -109,16 +114,42 @@ def test_a_plan_for_data_sheets_has_a_range_and_one_for_this_machine_has_none():
     assert range_document(plan, 2.0) == {
         "step_time_range_s": None,
         "step_time_compared_with": plan_range(plan, 2.0)[1],
+        "device_doubt": "",
     }
     assert "a profile of the machine" in plan_range(plan, 2.0)[1]
     on_gpus = replace(plan, cluster=parse_cluster("a100-sxm-80gb:4x1"))
     assert range_document(on_gpus, 2.0)["step_time_range_s"] == pytest.approx([1.8, 2.4])
-    other = replace(plan, cluster=parse_cluster("mi300x:4x1"))
-    assert plan_range(other, 2.0) == (
-        None,
-        "nothing like it was compared: no published run of dense models with none on mi300x",
-    )
+    assert range_document(on_gpus, 2.0)["device_doubt"] == ""
     assert set(range_document(plan, None).values()) == {None}
+
+
+@pytest.mark.usefixtures("shipped")
+def test_a_device_that_no_run_was_fitted_on_has_the_range_of_such_devices():
+    doubt = "not calibrated: no published run on mi300x was fitted"
+    plan = replace(drawn_plan(), cluster=parse_cluster("mi300x:4x1"))
+    document = range_document(plan, 2.0)
+    assert document["device_doubt"] == doubt
+    assert document["step_time_range_s"] == pytest.approx([1.6, 2.8])
+    assert document["step_time_compared_with"] == (
+        f"1.60 to 2.80 s: {doubt}; 8 in 10 of 60 published runs of dense models, as if on "
+        "unmeasured devices (9 sources) fell so around their predictions"
+    )
+    several = [device(name) for name in ("mi300x", "tpu-v5p", "mi300x", "h100")]
+    assert (
+        unmeasured_text(several)
+        == f"{doubt}, assumed of tpu-v5p: efficiency of attention and memory"
+    )
+
+
+def test_the_range_of_devices_that_no_run_was_fitted_on_is_wider_than_any_measured():
+    groups = [group for group in error_table().groups if not group.framework]
+    for kind in (ModelKind.DENSE, ModelKind.EXPERTS):
+        widths = {
+            group.device: group.bounds[1] - group.bounds[0]
+            for group in groups
+            if group.kind is kind
+        }
+        assert widths[UNMEASURED] > widths[""]
 
 
 def test_kinds_are_told_by_family_configuration_or_ops():

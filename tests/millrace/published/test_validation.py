@@ -15,9 +15,9 @@ from millrace.planner.search import Pins
 from millrace.published import dlperf, language
 from millrace.published.notes import with_columns
 from millrace.published.prediction import Predicted, planned, predicted
-from millrace.published.reading import read_table
+from millrace.published.reading import TableFormat, read_table
 from millrace.published.single_setting_pairs import differences, pairs
-from millrace.published.summary import document, figures, fits_device, reserve_fraction
+from millrace.published.summary import document, figures, fits_device, groups, reserve_fraction
 from millrace.published.validation import RowOutcome, RowQuestion, ask, validate
 from tests.millrace.published.rows import DLPERF, PLAIN, written
 
@@ -83,6 +83,22 @@ def test_rows_are_predicted_in_order_and_bad_ones_have_a_reason(
     assert {"mape", "median_error", "within_10_percent"} <= set(document)
     assert plot.read_text().startswith("<?xml")
     assert "line 3: layers" in told.err
+
+
+def test_rows_that_figures_were_fitted_to_are_told_from_those_they_were_not():
+    rows = [outcome(1.0, 1.1, fitted="1"), outcome(1.0, 1.3, fitted="0"), outcome(1.0, 0.8)]
+    fit = groups(rows, TableFormat.LANGUAGE)["fit"]
+    assert list(fit) == ["fitted to", "never fitted to", "not told"]
+    assert [round(group["bias"], 6) for group in fit.values()] == [0.1, 0.3, -0.2]
+    assert "fit" not in groups([outcome(1.0, 1.1)], TableFormat.LANGUAGE)
+
+
+def test_a_column_that_is_not_read_changes_nothing(tmp_path: Path):
+    plain = PLAIN | {"experts": "", "routing": ""}
+    path = written(tmp_path / "a.csv", {"routing": "natural"}, {"routing": "?"}, plain=plain)
+    table = read_table(path)
+    first, second = (ask(row, table.layout) for row in table.rows)
+    assert first.question == second.question is not None
 
 
 def test_the_answer_is_the_same_from_several_processes(tmp_path: Path):
