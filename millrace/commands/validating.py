@@ -65,9 +65,11 @@ def validate(
     from millrace.pictures.picture_file import check_drawable
     from millrace.planner.clusters import machine_cores
     from millrace.planner.errors import PlanError
-    from millrace.published.reading import read_table, sampled
+    from millrace.published.reading import TableFormat, read_table, sampled
     from millrace.published.summary import document
+    from millrace.published.validation import ROW_READERS
     from millrace.published.validation import validate as validated
+    from millrace.trainers.megatron.functional_tests import memory_rows
 
     if fidelity not in (None, *PREDICTED):
         raise PlanError(f"--fidelity {fidelity}: choose {' or '.join(PREDICTED)}")
@@ -88,7 +90,12 @@ def validate(
         count = processes or machine_cores()
         tuned = left_out(table, count, report_progress) if leave_one_source_out else None
         outcomes = validated(
-            table, tuned=tuned, processes=count, told=report_progress, fidelity=fidelity
+            table,
+            tuned=tuned,
+            readers=ROW_READERS | {TableFormat.TESTS: memory_rows},
+            processes=count,
+            told=report_progress,
+            fidelity=fidelity,
         )
     figures = document(outcomes, table.layout)
     if leave_one_source_out:  # none of these predictions knows its row
@@ -106,8 +113,9 @@ def _plot(
 ) -> None:
     """Draw the rows that are judged, by source."""
     from millrace.published.summary import GROUPS, points
+    from millrace.published.validation import source
 
-    groups = points(outcomes, next(iter(GROUPS[layout].values())))
+    groups = points(outcomes, next(iter(GROUPS[layout].values()), source))
     if not groups:
         say(f"no row is expressed: `{file}` is not drawn")
         return
@@ -127,7 +135,7 @@ def _draw(
         _draw_groups(name, groups, console)
     if layout is TableFormat.NAMED:
         _draw_rows(outcomes, console)
-    else:
+    elif layout is not TableFormat.TESTS:
         _draw_worst(worst(judged(outcomes)), console)
     _draw_tier("", figures, console)
     if figures["tier_b"]["count"]:
@@ -143,6 +151,14 @@ def _draw(
     if figures["memory"]["rows"]:
         memory, account = figures["memory"], figures["memory_account"]
         console.print(f"peak memory, {memory['rows']} rows: {_errors(memory)}")
+        if figures["state"]["rows"]:
+            state = figures["state"]
+            console.print(
+                f"memory between steps, {state['rows']} rows: {_errors(state)}, "
+                f"{format_percent(state['within_1_percent'])} within 1 %; "
+                f"{format_percent(memory['above_reserve'])} of the peaks lie above the prediction "
+                f"and the reserve"
+            )
         console.print(f"by plans' own account: {_errors(account)}")
         console.print(
             f"19 of 20 peaks lie at most {format_percent(memory['reserve_fraction'])} of their "
@@ -182,7 +198,7 @@ def _draw_worst(outcomes: "list[RowOutcome]", console: "Console") -> None:
             outcome.row_question.row["line"],
             source(outcome.row_question.row),
             outcome.row_question.row["model"],
-            format_seconds(outcome.row_question.measured_s),
+            format_seconds(outcome.row_question.measured_s or 0.0),
             format_seconds(outcome.predicted.step_time_s),
             f"{outcome.error:+.1%}",
         )
@@ -199,7 +215,7 @@ def _draw_rows(outcomes: "list[RowOutcome]", console: "Console") -> None:
     for column in table.columns[3:]:
         column.justify = "right"
     for outcome in outcomes:
-        row, seconds = outcome.row_question.row, outcome.row_question.measured_s
+        row, seconds = outcome.row_question.row, outcome.row_question.measured_s or 0.0
         measured, predicted, error, peak = "", "–", "", ""
         if ran_out(outcome):
             measured, predicted = "no memory", "no memory" if needs_more(outcome) else "fits"
