@@ -119,7 +119,9 @@ def question_text(plan: Plan) -> str:
     experts = ""
     if has_experts(plan):
         beside = "beside products" if overlaps(software) else "by itself"
-        experts = f"; tokens to experts by {dispatcher(plan)}, {beside}{_dropped_text(plan)}"
+        unequal = ", unequally" if software.load.deviation else ""
+        sent = f"{dispatcher(plan)}, {beside}{unequal}"
+        experts = f"; tokens to experts by {sent}{_dropped_text(plan)}"
     modules = spec.config.get("mtp_layers", 0)
     further = f", multi-token prediction of depth {modules}" if modules else ""
     return f"{by}{spec.precision}{length}, {samples} a step{further}{experts}"

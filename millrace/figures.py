@@ -16,7 +16,7 @@ from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.block_times import BlockTimes, Kind
 from millrace.planner.clusters.doubts import profile_warning
 from millrace.planner.formatting import size
-from millrace.planner.frameworks.experts import dispatcher_of, overlaps
+from millrace.planner.frameworks.experts import dispatcher_of, overlaps, routing_of
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.frameworks.model_settings import capacity_of
 from millrace.planner.frameworks.peak_memory import habit_of, needed_memory
@@ -226,6 +226,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "mtp_layers": plan.model.config.get("mtp_layers", 0),
         "capacity_factor": capacity_of(plan.model, capabilities(plan.cluster.software.name)),
         "dispatcher": dispatcher(plan) if has_experts(plan) else None,
+        "routing": routing_of(plan.cluster.software) if has_experts(plan) else None,
         "expert_overlap": overlaps(plan.cluster.software) if has_experts(plan) else None,
     }
     missing = ("step_time_s", "tokens_per_s", "tflops_per_gpu", "mfu", "memory_bytes_max")

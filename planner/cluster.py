@@ -224,6 +224,21 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latency_ns: int = 0
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Spread of the tokens of a microbatch over the experts of a layer.
+
+    Attributes
+    ----------
+    deviation
+        Standard deviation of an expert's share of the tokens, over its mean; 0: equal shares.
+    experts
+        Number of them in a layer.
+    """
+
+    deviation: float = 0.0
+    experts: int = 1
+
+
 OURS = "millrace"  # our own executor on GPUs, as `Software.name`
 
 
@@ -263,6 +278,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gathers
         Every rank of a group of experts gathers the tokens of all of them, and what it makes of
         them is added up and scattered, in place of sending each token where it goes.
+    load
+        How unequally experts are chosen: whoever has the most tokens sets the pace.
     links
         Share of their bandwidth that collectives of activations reach between computation, where
         ranks come to them one after the other.
@@ -308,6 +325,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     merges: bool = False
     fused_experts: bool = False
     gathers: bool = False
+    load: ExpertLoad = ExpertLoad()
     links: float = 1.0
     bucket_bytes: int = 0
     bucket_part_bytes: int = 0

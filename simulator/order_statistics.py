@@ -6,25 +6,18 @@ largest of n normal values exceeds the largest of k by a known number of standar
 
 Notes
 -----
-Expected largest of n: G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958, within
-five percent of the exact values (Harter, 1961), within one from eight on. Arrivals are not normal
+Expected largest of n: `millrace.planner.costs.expert_routing.largest_of`. Arrivals are not normal
 where several paths through a pipeline compete; `benchmarks.simulator` measures what that does.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from math import prod
-from statistics import NormalDist, stdev
+from statistics import stdev
 
 from millrace.planner.actors.graph import ActorGraph
+from millrace.planner.costs.expert_routing import largest_of
 from millrace.simulator.simulated_rank import Instance
 from millrace.simulator.variation.representatives import Representatives
-
-
-@cache
-def largest_of(count: int) -> float:
-    """Expected largest of `count` standard normal values."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 class Lateness:

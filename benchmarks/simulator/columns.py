@@ -4,8 +4,7 @@ Run `python -m benchmarks.simulator.columns CSV OUT [--fitted]` from the root of
 
 CSV is a table of `millrace validate`, of any layout. OUT has the same rows, in columns that are
 read or name a source; it has no notes. Of OUT every row asks the same. `fitted` says whether
-figures were fitted to a row: with `--fitted` they were, to every row of tier A. `routing` says how
-tokens reach experts, where the table says it: `balanced` by force, or `natural`.
+figures were fitted to a row: with `--fitted` they were, to every row of tier A.
 """
 
 import csv
@@ -22,11 +21,10 @@ from millrace.published.reading import LINE, MALFORMED, Row, Table, TableFormat,
 
 UNREAD = ("notes", "params_b", "gpu_mem_gb", "mfu", "newer_than_2026_06", "already_in_published")
 ADDED = {
-    TableFormat.LANGUAGE: ("framework", *NAMES, "routing"),
+    TableFormat.LANGUAGE: ("framework", *NAMES),
     TableFormat.DLPERF: (),
     TableFormat.NAMED: (*NAMED_COLUMNS, "routing"),
 }
-ROUTINGS = {"balanced": r"balanced gate|forced? balance|force-balanced", "natural": "natural"}
 
 # Parts of an older table's `variant` that other columns say, or that say how a figure was read.
 SAID = re.compile(
@@ -75,10 +73,8 @@ def _header(table: Table) -> list[str]:
 
 
 def _facts(row: Row) -> Row:
-    """Row with its routing in one word, and of its variant the parts that no column says."""
-    words = row.get("routing", "") or row.get("notes", "")
-    routing = (name for name, pattern in ROUTINGS.items() if re.search(pattern, words))
-    facts = row | {"routing": next(routing, ""), "fitted": row.get("fitted", "") or "0"}
+    """Row with the parts of its variant that no column says."""
+    facts = row | {"fitted": row.get("fitted", "") or "0"}
     if "experts" in row:  # DLPerf's variants are keys and values
         parts = (part.strip() for part in row["variant"].split(";"))
         facts["variant"] = "; ".join(part for part in parts if part and not SAID.match(part))

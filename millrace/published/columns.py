@@ -7,7 +7,7 @@ than these columns tell the same in words (`notes.py`).
 from dataclasses import dataclass
 
 from millrace.models.recompute import ACTIVATIONS, ATTENTION, LATENT, NORMS, SCORES
-from millrace.planner.frameworks.capabilities import DISPATCHERS
+from millrace.planner.frameworks.capabilities import DISPATCHERS, ROUTINGS
 from millrace.planner.frameworks.framework_memory import LossKernel
 from millrace.planner.frameworks.peak_memory import Figure
 
@@ -58,6 +58,9 @@ SOFTWARE_COLUMNS = (
     TableColumn("dispatcher", "the dispatcher of tokens, as --dispatcher", tuple(DISPATCHERS)),
     TableColumn(
         "expert_overlap", "their exchange moves beside products, as --expert-overlap", YES_NO
+    ),
+    TableColumn(
+        "routing", "experts get equal shares, or as tokens choose; blank: balanced", ROUTINGS
     ),
     TableColumn("overlap", "0: no collective moves beside any computation", YES_NO),
     TableColumn("captured", "CUDA graphs: of the step, or of its layers one by one", CAPTURED),

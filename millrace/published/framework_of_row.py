@@ -14,7 +14,11 @@ from millrace.planner.cluster import Device, Software
 from millrace.planner.clusters import framework
 from millrace.planner.collectives import BOXING, EXPERT_EXCHANGE
 from millrace.planner.errors import ClusterError
-from millrace.planner.frameworks.experts import with_expert_recompute, with_experts
+from millrace.planner.frameworks.experts import (
+    with_expert_recompute,
+    with_experts,
+    with_routing,
+)
 from millrace.planner.frameworks.framework_tables import DEFAULT, capabilities
 from millrace.published.columns import OVER_ALL, RECOMPUTE_MODULES, words
 from millrace.published.question import InexpressibleError
@@ -42,6 +46,9 @@ LEFT = 0.5
 # for the host to learn how many tokens each has (Megatron-LM, examples/moe_recipes of its branch
 # dev, `use_transformer_engine_op_fuser`, read 2026-11).
 MICROSCALED = ("mxfp8", "nvfp4")
+
+# Models that a bias on their routers' scores balances (sources: the zoo's `mixture_sizes`).
+STEERED = ("deepseek-v3", "kimi-k2", "glm-4.5", "minimax-m2")
 
 # Bytes that compiled code moves, of those of the same framework's plain code.
 COMPILED_BYTES = 0.7
@@ -84,6 +91,12 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
             _word(row, "dispatcher") or None,
             flag(row, "expert_overlap"),
             captured=captured in ("layers", "step"),
+        )
+        software = with_routing(
+            software,
+            _word(row, "routing") or None,
+            whole_number(row, "experts"),
+            biased=row.get("model", "").startswith(STEERED),
         )
         if captured == "step" and row.get("precision") in MICROSCALED:
             software = replace(software, fused_experts=True)

@@ -185,7 +185,7 @@ def _decoder(row: Row) -> Config:
 
 
 def _experts(row: Row, layers: int) -> Config:
-    """Configuration of experts: equal shares of the tokens in every row, by force or by padding."""
+    """Configuration of experts, which drop no token."""
     dense, every = whole_number(row, "dense_layers", 0), whole_number(row, "expert_interval", 1)
     return {
         "experts": whole_number(row, "experts"),

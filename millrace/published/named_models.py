@@ -363,7 +363,7 @@ def _language_row(row: Row) -> Row:
         "global_batch": row["gbs"],
         "experts": str(experts or ""),
         "uneven_layers": "1" if row["layout"] else "",
-        **{name: row[name] for name in ("dispatcher", "captured", "expert_overlap")},
+        **{name: row[name] for name in ("dispatcher", "routing", "captured", "expert_overlap")},
         "peak_mem_gb": row["peak_mem_gb"],
         "zero": "3" if split else STORAGE[trainer],
         "shard_group": row["fsdp"] if split and row["fsdp"] != str(replicas) else "",

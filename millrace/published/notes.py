@@ -68,6 +68,7 @@ NAMED_WORDS = {
     "EP overlap": ("expert_overlap", "1"),
     "muon": ("optimizer", "muon"),
 }
+ROUTINGS = {"balanced": r"balanced gate|forced? balance|force-balanced", "natural": "natural"}
 LEFT_OUT = ("activation offload", "paged stash")  # words of what no plan has
 NAMED_COLUMNS = ("captured", "expert_overlap", "optimizer", "left_out")
 
@@ -86,6 +87,7 @@ def with_columns(row: Row) -> Row:
         **(_experts(notes, experts) if experts else {}),
         **_settings(framework, notes),
         **(_dispatching(notes) if experts else {}),
+        "routing": _routing(notes),
         **_memory(framework, row, notes),
         "recompute_num_layers": _digits(notes, r"recompute_num_layers=(\d+)"),
         "activation_offload": _said(notes, r"alpha=(0?\.\d+|1)"),
@@ -102,7 +104,14 @@ def with_named_columns(row: Row) -> Row:
     for words, (name, value) in NAMED_WORDS.items():
         if words in (notes.lower() if words.islower() else notes):
             said[name] = value
+    said["routing"] = _routing(row.get("routing", "") or notes)
     return row | said | {"left_out": "; ".join(word for word in LEFT_OUT if word in notes)}
+
+
+def _routing(words: str) -> str:
+    """Routing that words say; blank where they say nothing of it."""
+    said = (name for name, pattern in ROUTINGS.items() if re.search(pattern, words))
+    return next(said, "")
 
 
 def _framework(row: Row) -> str:

@@ -56,8 +56,8 @@ COLUMNS = {
     TableFormat.NAMED: (
         *("model", "gpu", "count", "tp", "pp", "cp", "ep", "etp", "vp", "fsdp", "mbs", "gbs"),
         *("seq", "precision", "tflops_per_gpu", "tokens_per_s_per_gpu", "step_time_s"),
-        *("peak_mem_gb", "kind", "quality", "recompute", "dispatcher", "layout", "source_file"),
-        *("framework", *NAMED_COLUMNS, "notes"),
+        *("peak_mem_gb", "kind", "quality", "routing", "recompute", "dispatcher", "layout"),
+        *("source_file", "framework", *NAMED_COLUMNS, "notes"),
     ),
     TableFormat.TESTS: (
         *("test", "platform", "gpus", "mem_alloc_bytes", "mem_max_bytes", "test_type"),

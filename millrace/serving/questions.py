@@ -46,6 +46,7 @@ class PinnedChoices(_Strict):
     expert_overlap: bool | None = None
     mtp_layers: Annotated[int, Field(ge=0, le=16)] | None = None
     capacity_factor: Name | None = None
+    routing: Name | None = None
 
 
 class PlanQuestion(_Strict):

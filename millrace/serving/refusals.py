@@ -9,7 +9,7 @@ _FIELDS = ("cluster", "network", "global_batch", "seq_len", "precision", "framew
 _PINS = (
     *("dp", "tp", "pp", "cp", "ep", "etp", "micro_batch", "schedule", "interleave"),
     *("recompute", "zero", "sequence_parallel", "offload", "ring", "fusion"),
-    *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor"),
+    *("dispatcher", "expert_overlap", "mtp_layers", "capacity_factor", "routing"),
 )
 
 

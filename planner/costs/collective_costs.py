@@ -14,7 +14,7 @@ from math import ceil, log2, prod
 from millrace.planner.cluster import Cluster, Device, Software
 from millrace.planner.collectives import ALONE, COLLECTIVES, EXPERT_EXCHANGE, ROTATE, TokenCopies
 from millrace.planner.costs.bucket_sizes import UNKNOWN, State, bucket_bytes
-from millrace.planner.costs.expert_routing import share_beyond
+from millrace.planner.costs.expert_routing import busiest, share_beyond
 from millrace.planner.costs.group_topology import (
     Frame,
     GroupTopology,
@@ -85,7 +85,8 @@ def collective_lines(
         The message is state (`millrace.planner.costs.bucket_sizes`), which travels in such buckets.
     copies
         How often it holds every token (`Meeting.copies`); of account where the software sends a
-        token once to each place (`Software.merges`), or gathers all (`Software.gathers`).
+        token once to each place (`Software.merges`), or gathers all (`Software.gathers`), and where
+        experts get unequal shares (`Software.load`): the member with most tokens is waited for.
     state
         What is known of it then.
 
@@ -113,6 +114,9 @@ def collective_lines(
         return lines
     if kind == EXPERT_EXCHANGE and software.gathers and copies.number:
         lines = _gathered(ranks, cluster, copies)
+    elif kind == EXPERT_EXCHANGE and software.load.deviation and copies.number:
+        times = busiest(software.load, software.load.experts / len(ranks))
+        lines = tuple((fixed, slope * times) for fixed, slope in lines)
     links = MERGED_LINKS if sent.number > 1 else software.links
     return _of_activations(kind, lines, software, links)
 

@@ -29,6 +29,7 @@ from millrace.planner.costs.attention import (
     sparse_seconds,
 )
 from millrace.planner.costs.expert_routing import (
+    busiest_op,
     expert_kernels_ns,
     in_expert_kernel,
     launches_waited_for,
@@ -302,16 +303,17 @@ def op_durations_ns(firings: OpFirings, device: Device, software: Software = NO_
     >>> op_durations_ns(work, device("a100-sxm-80gb")).tolist()
     [7540, 4786407]
     """
+    times = busiest_op(firings, software.load)
     if firings.follows:
-        return _following_ns(firings, device, software)
+        return whole_ns(times * _following_ns(firings, device, software))
     measured_ns = _table_ns(firings, device) if device.kernels else None
     if measured_ns is not None:
-        return measured_ns
+        return whole_ns(times * measured_ns)
     if in_expert_kernel(firings, software):
         return whole_ns(np.zeros(np.shape(firings.bytes)))
     waits_ns = software.host_ns * launches_waited_for(firings, software)
     begun_ns = kernel_ns(device) + waits_ns + whole_ns(expert_kernels_ns(firings, software))
-    return begun_ns + whole_ns(_seconds(firings, device, software) * 1e9)
+    return begun_ns + whole_ns(times * _seconds(firings, device, software) * 1e9)
 
 
 def op_duration_ns(

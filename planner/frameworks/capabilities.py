@@ -21,6 +21,8 @@ FURTHER = "mtp."  # begins the names of blocks that predict further tokens
 # Dispatchers of tokens to experts, and whether they send a token once to each place that has
 # experts of it (`millrace.planner.costs.expert_routing`).
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True, "allgather": False}
+# Routings: shares of the tokens that experts get, all equal, or as the tokens choose.
+ROUTINGS = (BALANCED, NATURAL) = ("balanced", "natural")
 GATHERING = "allgather"  # the one that brings all tokens of a group to each of its ranks
 
 

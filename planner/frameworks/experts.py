@@ -1,21 +1,34 @@
 """Experts as a framework runs them: which dispatcher sends tokens, and what that moves beside.
 
-These are settings of the software (`Software.merges`, `gathers`, `pieces`, `routing`) that a plan
-chooses. What an allgather brings to a device counts in time, not in memory.
+These are settings of the software (`Software.merges`, `gathers`, `pieces`, `routing`, `load`) that
+a plan chooses or assumes. What an allgather brings to a device counts in time, not in memory.
 """
 
 from msgspec.structs import replace
 
-from millrace.planner.cluster import Device, Software
+from millrace.planner.cluster import Device, ExpertLoad, Software
 from millrace.planner.collectives import EXPERT_EXCHANGE
+from millrace.planner.costs.expert_routing import largest_of
 from millrace.planner.errors import InfeasibleError
-from millrace.planner.frameworks.capabilities import DISPATCHERS, GATHERING, Capabilities
+from millrace.planner.frameworks.capabilities import (
+    BALANCED,
+    DISPATCHERS,
+    GATHERING,
+    NATURAL,
+    Capabilities,
+)
 
 # Times as long the host takes to launch where the all_to_all of a microbatch moves beside another's
 # products and nothing is captured: forward and backward take turns, and autograd is entered for
 # every part of a layer (Megatron-Core, pipeline_parallel/utils.py, `ScheduleNode`, read 2026-11).
 # By published runs with 16 experts a device, 2026-11.
 IN_TURNS = 1.5
+
+# Tokens of the fullest of 64 experts beyond the mean, over the mean (MaxVio of a validation set),
+# of models balanced by an auxiliary loss, and of those balanced by a bias on the router's scores:
+# Wang et al., "Auxiliary-loss-free load balancing strategy for mixture-of-experts", arXiv
+# 2408.15664 (2024), table 2, 1B. Shares of one microbatch vary more, by how much is not said there.
+LOSS_EXCESS, BIAS_EXCESS, COUNTED_EXPERTS = 0.72, 0.04, 64
 
 
 def with_experts(
@@ -85,6 +98,36 @@ def with_expert_recompute(software: Software, ep: int | None) -> Software:
     if ep != 1 and rule.sent:
         rule = replace(rule, keeps=(*rule.keeps, *rule.sent), sent=())
     return replace(software, selective=rule, expert_selective=None)
+
+
+def with_routing(
+    software: Software, routing: str | None, experts: int, *, biased: bool
+) -> Software:
+    """Software whose experts get equal shares of the tokens, or such as tokens choose.
+
+    Parameters
+    ----------
+    software : Software
+        The framework's.
+    routing : str or None
+        One of `ROUTINGS`; None: as the software has it.
+    experts : int
+        Experts of a layer.
+    biased : bool
+        A bias on the router's scores balances them, not an auxiliary loss.
+    """
+    if routing is None:
+        return software
+    load = ExpertLoad()
+    if routing == NATURAL:
+        excess = BIAS_EXCESS if biased else LOSS_EXCESS
+        load = ExpertLoad(deviation=excess / largest_of(COUNTED_EXPERTS), experts=experts)
+    return replace(software, load=load)
+
+
+def routing_of(software: Software) -> str:
+    """Routing that software has, one of `ROUTINGS`."""
+    return NATURAL if software.load.deviation else BALANCED
 
 
 def _lacking(dispatcher: str, device: Device) -> str:

@@ -16,7 +16,7 @@ from millrace.models.labels import BATCH, EXPERT, SEQUENCE, parse
 from millrace.models.ops import kinds_where, op_kind
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.formatting import one_of
-from millrace.planner.frameworks.capabilities import DEGREES, DISPATCHERS, LEVELS, MODES
+from millrace.planner.frameworks.capabilities import DEGREES, DISPATCHERS, LEVELS, MODES, ROUTINGS
 from millrace.planner.frameworks.model_settings import parse_capacity
 from millrace.planner.parallel_degrees import HYBRID
 from millrace.planner.plan import FUSIONS, OFFLOADS
@@ -37,7 +37,7 @@ class Pins:
     `micro_batch` counts the samples of one microbatch on one data-parallel replica. `ring` says
     whether keys and values travel round the context-parallel ranks, or are gathered. `mtp_layers`
     are the model's modules that predict further tokens, `capacity_factor` the places of an expert
-    in multiples of an even share, or `dropless`.
+    in multiples of an even share, or `dropless`; `routing` is how equally tokens choose experts.
     """
 
     dp: int | None = None
@@ -59,6 +59,7 @@ class Pins:
     expert_overlap: bool | None = None
     mtp_layers: int | None = None
     capacity_factor: str | None = None
+    routing: str | None = None
 
     @classmethod
     def of(cls, choices: Mapping[str, object]) -> "Pins":
@@ -117,6 +118,8 @@ class Pins:
             raise PlanError(f"--fusion {self.fusion}: choose {' or '.join(FUSIONS)}")
         if self.dispatcher not in (None, *DISPATCHERS):
             raise PlanError(f"--dispatcher {self.dispatcher}: choose {one_of(list(DISPATCHERS))}")
+        if self.routing not in (None, *ROUTINGS):
+            raise PlanError(f"--routing {self.routing}: choose {one_of(list(ROUTINGS))}")
         if self.capacity_factor is not None:
             parse_capacity(self.capacity_factor)
         if str(self.zero) not in ("None", *LEVELS):

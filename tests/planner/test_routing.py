@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from millrace.models.spec import TrainingSpec
 from millrace.models.zoo.catalogue import build_training
-from millrace.planner.cluster import Cluster, Software
+from millrace.planner.cluster import Cluster, ExpertLoad, Software
 from millrace.planner.clusters import device, parse_cluster
 from millrace.planner.collectives import ALONE, TokenCopies
 from millrace.planner.compile import compile_plan
@@ -18,12 +18,14 @@ from millrace.planner.costs.expert_routing import (
     EXPERT_KERNEL_NS,
     EXPERT_LAUNCHES,
     NARROW_EXPERT_LAUNCHES,
+    busiest,
     copies_of_tokens,
     expert_launches,
     is_expert_bias,
     places_reached,
     share_beyond,
 )
+from millrace.planner.costs.memory_bound import kernel_ns
 from millrace.planner.costs.op_batch import Attributes, OpFirings, Shape, firing_of
 from millrace.planner.costs.ops import op_durations_ns
 from tests.plan_requests import plan_of
@@ -168,6 +170,47 @@ def test_a_kernel_of_all_experts_makes_the_activation_and_rounds_it() -> None:
         assert op_durations_ns(firing, device("b200"), by_itself)[0] > 0
         assert op_durations_ns(firing, device("b200"), fused)[0] == 0
     assert op_durations_ns(of_tokens, device("b200"), fused)[0] > 0
+
+
+@pytest.mark.parametrize("experts", [1, 4, 16])
+def test_the_busiest_device_has_what_random_shares_give_it(experts: int) -> None:
+    shares = np.random.default_rng(experts).normal(1.0, 0.1, (4000, 64))
+    fullest = shares.reshape(4000, -1, experts).mean(axis=2).max(axis=1).mean()
+    load = ExpertLoad(deviation=0.1, experts=64)
+    assert busiest(load, experts) - 1 == pytest.approx(fullest - 1, rel=0.06)
+    assert busiest(load, 0) == busiest(load, 1)
+    assert busiest(load, 64) == busiest(ExpertLoad(experts=64), experts) == 1.0
+
+
+def test_what_experts_do_with_tokens_waits_for_the_busiest_device_and_weights_do_not() -> None:
+    load = ExpertLoad(deviation=0.3, experts=64)
+    on, times = device("b200"), busiest(load, 8)
+    tokens = (8, 1, 4096, 256)
+    product = of_experts("matmul", {}, (8, 1, 4096, 1024), (8, 1024, 256), tokens)
+    activation = of_experts("swiglu", {}, *[tokens] * 3, labels="e b c! n, e b c! n -> e b c! n")
+    for firing in (product, activation):
+        mean_ns, longest_ns = (
+            op_durations_ns(firing, on, Software(load=each))[0] for each in (ExpertLoad(), load)
+        )
+        moving_ns = mean_ns - kernel_ns(on)
+        assert longest_ns - mean_ns == pytest.approx((times - 1) * moving_ns, abs=2)
+    weights = of_experts("add", {}, *[(8, 1024, 256)] * 3, labels="e k n, e k n -> e k n")
+    dense = of_experts("gelu", {}, *[(4, 1024)] * 2, labels="b n -> b n")
+    for firing in (weights, dense):
+        assert op_durations_ns(firing, on, Software(load=load)) == op_durations_ns(firing, on)
+
+
+@pytest.mark.parametrize("setting", ["plain", "merges", "gathers"])
+def test_an_exchange_waits_for_the_busiest_device_unless_all_tokens_are_gathered(
+    setting: str,
+) -> None:
+    load, settings = ExpertLoad(deviation=0.3, experts=64), {setting: True}
+    settings.pop("plain", None)
+    even, uneven = across(4, **settings), across(4, load=load, **settings)
+    slopes = [exchange_ns(on, 8, 128 * MIB) - exchange_ns(on, 8) for on in (even, uneven)]
+    times = 1.0 if setting == "gathers" else busiest(load, 2)
+    assert slopes[1] == pytest.approx(times * slopes[0], rel=1e-4)
+    assert exchange_ns(uneven, 0) == exchange_ns(even, 0)  # of no experts
 
 
 def test_biases_of_experts_are_added_in_several_passes() -> None:

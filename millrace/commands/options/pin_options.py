@@ -99,6 +99,14 @@ PIN_OPTIONS: dict[str, Any] = {
             "configuration says.",
         ),
     ],
+    "routing": Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Tokens of an expert: balanced (equal shares, the default) or natural (the device "
+            "with the most sets the pace, by a published spread).",
+        ),
+    ],
 }
 PINS = tuple(PIN_OPTIONS)
 

@@ -11,11 +11,12 @@ const TITLES = {
   schedule: "schedule", recompute: "recompute", zero: "ZeRO", sequence_parallel: "sequence par.",
   offload: "offload", ring: "ring attention", fusion: "fusion", dispatcher: "dispatcher",
   expert_overlap: "expert overlap", mtp_layers: "MTP layers", capacity_factor: "capacity factor",
+  routing: "routing",
 };
 const PINS = [
   "tp", "pp", "dp", "cp", "ep", "etp", "micro_batch", "interleave", "schedule", "recompute", "zero",
   "sequence_parallel", "offload", "ring", "fusion", "dispatcher", "expert_overlap", "mtp_layers",
-  "capacity_factor",
+  "capacity_factor", "routing",
 ];
 
 // Fields of the form by the names that refusals have for them.
@@ -50,6 +51,7 @@ export const fillForm = (catalogue) => {
   const words = {
     schedule: catalogue.schedules, recompute: catalogue.recompute, zero: catalogue.zero,
     offload: ["none", "optimizer"], fusion: ["none", "full"], dispatcher: catalogue.dispatchers,
+    routing: ["balanced", "natural"],
   };
   for (const name of PINS) {
     const id = `pin-${name}`;

@@ -244,7 +244,8 @@ class BoxingCosts:
             How often it holds every token, see `millrace.planner.costs.expert_routing`.
         """
         software = self.cluster.software
-        sent = copies if software.merges or software.gathers else ALONE
+        counts = software.merges or software.gathers or software.load.deviation > 0
+        sent = copies if counts else ALONE
         how = keeps_source, bucketed and software.bucketing, bucketed and software.pads, sent
         key = dims.tobytes(), itemsize, sources.tobytes(), targets.tobytes(), *how
         if key not in self._boxed:

@@ -12,9 +12,15 @@ from msgspec.structs import replace
 
 from millrace.models.graph import Graph
 from millrace.models.model_counts import parallelism_limits
+from millrace.models.spec import ModelSpec
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.formatting import percent
-from millrace.planner.frameworks.experts import overlaps, with_expert_recompute, with_experts
+from millrace.planner.frameworks.experts import (
+    overlaps,
+    with_expert_recompute,
+    with_experts,
+    with_routing,
+)
 from millrace.planner.plan import Plan
 from millrace.planner.search.request import SearchRequest
 from millrace.planner.search.search_log import SearchResult
@@ -38,12 +44,16 @@ def dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
         A pin asks for what the model, the device or the framework has not.
     """
     pins, runs = request.pins, request.runs
-    if not parallelism_limits(graph)["experts"]:
-        for name in ("dispatcher", "expert_overlap"):
+    experts = parallelism_limits(graph)["experts"]
+    if not experts:
+        for name in ("dispatcher", "expert_overlap", "routing"):
             if name in pins.document:
                 option = name.replace("_", "-")
                 raise InfeasibleError(f"--{option}: this model has no experts; leave it out")
         return [request]
+    biased = _balanced_by_bias(request.model)
+    software = with_routing(request.cluster.software, pins.routing, experts, biased=biased)
+    request = replaced(request, cluster=replace(request.cluster, software=software))
     sending = _sending(request, pins.expert_overlap)
     if not runs.expert_overlap or not overlaps(sending.cluster.software):
         return [sending]
@@ -60,6 +70,15 @@ def dispatching(request: SearchRequest, graph: Graph) -> list[SearchRequest]:
         if not by_itself:
             raise InfeasibleError(f"--expert-overlap: {error}") from None
         return by_itself
+
+
+def _balanced_by_bias(model: ModelSpec) -> bool:
+    """True of models whose scores are no softmax, as DeepSeek-V3 and those that follow it.
+
+    Those that choose one expert a token (Llama 4) have no such bias.
+    """
+    config = model.config
+    return config.get("router", "softmax") != "softmax" and config["experts_per_token"] != 1
 
 
 def _sending(request: SearchRequest, overlap: bool | None) -> SearchRequest:

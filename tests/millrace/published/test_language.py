@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from benchmarks.planner.against_people import values
 from millrace.models.zoo.catalogue import build, model_spec
+from millrace.planner.cluster import ExpertLoad
 from millrace.planner.frameworks.experts import IN_TURNS, dispatcher_of, overlaps
 from millrace.planner.search import Pins
 from millrace.published.columns import NAMES
@@ -88,6 +89,21 @@ def test_a_row_of_columns_takes_the_dispatcher_that_a_plan_would():
     assert not overlaps(cluster(row(**stated)).software)
     with pytest.raises(InexpressibleError, match="older than Hopper"):
         question(row(**columns | {"dispatcher": "deepep"}, model="llama-x"))
+
+
+def test_a_row_says_whether_its_experts_get_equal_shares():
+    mixture = {"experts": "8", "experts_per_token": "2", "expert_hidden": "64"}
+    columns = dict.fromkeys(NAMES, "") | mixture
+    loads = {
+        (word, name): cluster(row(**columns | {"routing": word}, model=name)).software.load
+        for word in ("", "balanced", "natural")
+        for name in ("mixtral-8x7b", "deepseek-v3-671b")
+    }
+    unequal = [load for (word, _), load in loads.items() if word == "natural"]
+    assert {*loads.values()} == {ExpertLoad(), *unequal}
+    assert unequal[0].deviation > unequal[1].deviation > 0  # which a bias balances
+    with pytest.raises(InexpressibleError, match="routing"):
+        question(row(**columns | {"routing": "fair"}, model="llama-x"))
 
 
 def test_products_of_gpt_oss_have_biases():

@@ -122,6 +122,9 @@ def test_a_table_of_named_models_asks_the_same_without_notes(tmp_path: Path):
         "Muon",
     ]
     _, new = rewritten(tmp_path, NAMED, *({"notes": note} for note in notes))
+    spoken = ({"routing": "forced balance"}, {"routing": "natural (real data)"})
+    _, told = rewritten(tmp_path, NAMED | {"routing": ""}, *spoken)
+    assert [row["routing"] for row in told.rows] == ["balanced", "natural"]
     columns = ("captured", "expert_overlap", "optimizer", "left_out")
     assert [[row[name] for name in columns] for row in new.rows] == [
         ["", "", "", ""],

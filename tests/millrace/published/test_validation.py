@@ -94,8 +94,8 @@ def test_rows_that_figures_were_fitted_to_are_told_from_those_they_were_not():
 
 
 def test_a_column_that_is_not_read_changes_nothing(tmp_path: Path):
-    plain = PLAIN | {"experts": "", "routing": ""}
-    path = written(tmp_path / "a.csv", {"routing": "natural"}, {"routing": "?"}, plain=plain)
+    plain = PLAIN | {"experts": "", "weather": ""}
+    path = written(tmp_path / "a.csv", {"weather": "fair"}, {"weather": "?"}, plain=plain)
     table = read_table(path)
     first, second = (ask(row, table.layout) for row in table.rows)
     assert first.question == second.question is not None

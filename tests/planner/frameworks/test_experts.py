@@ -3,21 +3,31 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.figures import dispatcher
-from millrace.models.zoo.catalogue import model_spec
+from millrace.drawing import question_text
+from millrace.figures import dispatcher, plan_summary
+from millrace.models.model_counts import parallelism_limits
+from millrace.models.spec import TrainingSpec
+from millrace.models.zoo.catalogue import build_training, model_spec
 from millrace.planner.clusters import framework, parse_cluster
-from millrace.planner.errors import InfeasibleError
+from millrace.planner.costs.expert_routing import busiest
+from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.frameworks.capabilities import EVERYTHING
 from millrace.planner.frameworks.experts import (
+    BIAS_EXCESS,
+    COUNTED_EXPERTS,
     IN_TURNS,
+    LOSS_EXCESS,
     dispatcher_of,
     overlaps,
+    routing_of,
     with_experts,
+    with_routing,
 )
 from millrace.planner.frameworks.framework_tables import capabilities
-from millrace.planner.search import search
+from millrace.planner.search import Pins, search
+from millrace.planner.search.choosing.dispatching import dispatching
 from tests.plan_requests import request_of
-from tests.small_models import gpt_of
+from tests.small_models import gpt_of, small
 
 HOPPER, AMPERE = (parse_cluster(f"{name}:8x1").device for name in ("h100", "a100"))
 MEGATRON = framework("megatron-core")
@@ -66,6 +76,44 @@ def test_a_model_without_experts_has_no_dispatcher() -> None:
     gpt = gpt_of(2, 32, 4, vocab=64, positions=16)
     with pytest.raises(InfeasibleError, match="--dispatcher: this model has no experts"):
         search(request_of(gpt, 2, dispatcher="alltoall"))
+
+
+@pytest.mark.parametrize(("model", "excess"), [("mixtral", LOSS_EXCESS), ("deepseek", BIAS_EXCESS)])
+def test_experts_that_tokens_choose_vary_as_those_of_the_source_did(
+    model: str, excess: float
+) -> None:
+    graph = build_training(small(model), TrainingSpec(), 2)
+    request = request_of(small(model), 2, routing="natural")
+    unequal = dispatching(request, graph)[0].cluster.software
+    assert unequal.load.experts == parallelism_limits(graph)["experts"]
+    fullest = replace(unequal.load, experts=COUNTED_EXPERTS)
+    assert busiest(fullest, 1) == pytest.approx(1 + excess)
+    assert with_routing(unequal, None, 8, biased=False) == unequal
+    balanced = with_routing(unequal, "balanced", 8, biased=False)
+    assert [routing_of(each) for each in (balanced, unequal)] == ["balanced", "natural"]
+
+
+def test_a_plan_for_tokens_that_choose_takes_longer_and_says_so() -> None:
+    cluster = replace(parse_cluster("h100:4x1"), software=MEGATRON)
+    pins = {"dp": 4, "ep": 4, "tp": 1, "pp": 1, "micro_batch": 1, "expert_overlap": False}
+    model = model_spec("mixtral-demo", precision="bf16")
+    usual, balanced, natural = (
+        search(request_of(model, cluster, runs=RUNS, **pins, **routing))
+        for routing in ({}, {"routing": "balanced"}, {"routing": "natural"})
+    )
+    assert usual.evidence.objective_s == balanced.evidence.objective_s
+    assert natural.evidence.objective_s > usual.evidence.objective_s
+    summary = plan_summary(natural)
+    assert (summary["routing"], plan_summary(usual)["routing"]) == ("natural", "balanced")
+    assert "unequally" in question_text(natural)
+
+
+def test_a_routing_that_there_is_not_and_one_without_experts_are_refused() -> None:
+    gpt = gpt_of(2, 32, 4, vocab=64, positions=16)
+    with pytest.raises(InfeasibleError, match="--routing: this model has no experts"):
+        search(request_of(gpt, 2, routing="natural"))
+    with pytest.raises(PlanError, match="--routing fair: choose balanced or natural"):
+        Pins(routing="fair").check()
 
 
 def test_gathering_all_tokens_is_a_choice_of_its_own_that_hides_nothing() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from millrace.planner.actors.graph import ActorGraph, Meeting
 from millrace.planner.clusters import parse_cluster
+from millrace.planner.costs.expert_routing import largest_of
 from millrace.planner.mesh import Axis
 from millrace.simulator import simulate
-from millrace.simulator.order_statistics import largest_of
 from millrace.simulator.variation.representatives import representatives
 from tests.actor_graphs import random_actor_graph
 from tests.simulator.graphs import GPU, SimulatedWriter, overlapped, times
