@@ -35,7 +35,7 @@ SHARES = (*DEVICE_FIELDS, "loss")
 # Below these shares of a step launches, and meetings, are taken to change nothing.
 LAUNCHES, MEETINGS = 0.4, 0.03
 
-FIDELITY = "stage"
+FIDELITY = "stage"  # of slopes; residuals are those of what is predicted
 
 Slopes = dict[FittedParameter, float]
 NONE_MOVED: Mapping[FittedParameter, float] = {}
@@ -117,8 +117,10 @@ def _answer(job: SlopeJob) -> tuple[float, Slopes] | None:
     """Predicted step time in seconds and slopes of its logarithm; None where not expressed."""
     try:
         planned_run = planned(job.question, job.pins)
-        (now,) = simulated(planned_run, (job.cluster,), FIDELITY)
-        return now.step_time_ns / 1e9, _slopes(job, planned_run, now)
+        (prediction,) = (now,) = simulated(planned_run, (job.cluster,))
+        if prediction.fidelity != FIDELITY:
+            (now,) = simulated(planned_run, (job.cluster,), FIDELITY)
+        return prediction.step_time_ns / 1e9, _slopes(job, planned_run, now)
     except (InexpressibleError, *REFUSED):
         return None
 
