@@ -80,7 +80,8 @@ def sensitivities_of(
     jobs: dict[object, SlopeJob] = {}
     places: dict[int, object] = {}
     for row, question_row in enumerate(asked):
-        if question_row.question is None or question_row.cluster is None:
+        timed = question_row.measured_s
+        if question_row.question is None or question_row.cluster is None or not timed:
             continue
         places[row] = (question_row.question.key, question_row.pins, question_row.cluster.software)
         job = SlopeJob(
@@ -102,7 +103,9 @@ def sensitivities_of(
     residuals = np.zeros(len(rows))
     for index, row in enumerate(rows):
         step_time_s, slopes = answers[places[row]]
-        residuals[index] = np.log(step_time_s / asked[row].measured_s)
+        measured_s = asked[row].measured_s
+        assert measured_s, "rows without a time are left out"
+        residuals[index] = np.log(step_time_s / measured_s)
         table[index] = [slopes.get(parameter, 0.0) for parameter in parameters]
     return Sensitivities(
         parameters=tuple(parameters),
