@@ -4,7 +4,8 @@ In come published rows (`millrace.published`), out go shares of peaks, launch ti
 one value per device or framework and never per row. The simulator itself is what is fitted: how its
 prediction of every row answers to every figure is found by simulating, and a least-squares step
 with beliefs follows. Read `parameters.py` (what is fitted), `sensitivities.py` (what predictions
-answer to) and `fitting.py` (the step); `leave_one_out.py` fits again without each source.
+answer to) and `fitting.py` (the loss, and the step); `gauss_newton.py` takes several,
+`influence.py` says which rows move which figure, `leave_one_out.py` fits without each source.
 """
 
 from millrace.calibration.fitting import Fit, fitted

@@ -1,4 +1,10 @@
-"""Fitting: one least-squares step on logarithms, with beliefs; far-off rows count little."""
+"""Fitting: one least-squares step on logarithms, with beliefs; far-off rows count little.
+
+What is minimised is the `loss`: of every row's residual r = log(predicted / measured) and of every
+figure's distance from its prior, in logarithms x,
+
+    (FAR² / 2) Σ log(1 + (r / (FAR · USUAL))²)  +  ½ (x - mean)ᵀ covariance⁻¹ (x - mean)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +22,16 @@ SWEEPS = 30  # of weighing rows anew
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted values, and the residuals [R] that are expected with them (logarithms)."""
+    """Fitted values, and the residuals [R] that are expected with them (logarithms).
+
+    `heard` [R] is the weight of each row (0: not at all); `covariance` [N, N] says how sure the
+    logarithms of the values are, by the rows and the priors.
+    """
 
     values: dict[FittedParameter, float]
     residuals: Floats
+    heard: Floats
+    covariance: Floats
 
 
 def fitted(
@@ -61,7 +73,8 @@ def fitted(
     mean, covariance = prior_moments(parameters)
     precision = np.linalg.inv(covariance)
     weights = np.ones(len(residuals)) if counts is None else counts
-    moved = np.zeros(len(now))
+    moved, heard = np.zeros(len(now)), weights / USUAL**2
+    left = precision
     for _ in range(SWEEPS):
         off = residuals + slopes @ moved
         heard = weights / (1 + (off / (FAR * USUAL)) ** 2) / USUAL**2
@@ -73,4 +86,27 @@ def fitted(
         parameter: float(np.exp(log_value))
         for parameter, log_value in zip(parameters, logs, strict=True)
     }
-    return Fit(values=values, residuals=residuals + slopes @ moved)
+    return Fit(
+        values=values,
+        residuals=residuals + slopes @ moved,
+        heard=heard,
+        covariance=np.linalg.inv(left),
+    )
+
+
+def loss(parameters: Sequence[FittedParameter], logs: Floats, residuals: Floats) -> float:
+    """Loss of predictions with figures: how far they are from measurements and from priors.
+
+    Parameters
+    ----------
+    parameters : sequence of FittedParameter
+        N of them.
+    logs : array of float, [N]
+        Logarithms of their values.
+    residuals : array of float, [R]
+        Logarithms of predicted over measured.
+    """
+    mean, covariance = prior_moments(parameters)
+    off = logs - mean
+    rows = FAR**2 / 2 * np.log1p((residuals / (FAR * USUAL)) ** 2).sum()
+    return float(rows + off @ np.linalg.solve(covariance, off) / 2)

@@ -108,6 +108,14 @@ def value_of(parameter: FittedParameter) -> float:
     return 1 - software.overlap if field == "loss" else float(getattr(software, field))
 
 
+def value_in(cluster: Cluster, field: str) -> float:
+    """Value of a field as a cluster has it."""
+    if field in DEVICE_FIELDS:
+        return float(getattr(cluster.device, field) or cluster.device.matmul_efficiency)
+    software = cluster.software
+    return 1 - software.overlap if field == "loss" else float(getattr(software, field))
+
+
 def scaled(cluster: Cluster, factors: Mapping[FittedParameter, float]) -> Cluster:
     """Cluster with its figures times the factors of those parameters that are its own."""
     owners = cluster.device.name, cluster.software.name
@@ -120,9 +128,8 @@ def scaled(cluster: Cluster, factors: Mapping[FittedParameter, float]) -> Cluste
 def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
     software = cluster.software
     if field in DEVICE_FIELDS:
-        device = cluster.device
-        value = getattr(device, field) or device.matmul_efficiency
-        return replace(cluster, device=replace(device, **{field: min(value * factor, 1.0)}))
+        share = min(value_in(cluster, field) * factor, 1.0)
+        return replace(cluster, device=replace(cluster.device, **{field: share}))
     if field == "loss":
         software = replace(software, overlap=1 - min((1 - software.overlap) * factor, 1.0))
     elif field == "host_ns":

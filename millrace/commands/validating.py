@@ -23,6 +23,7 @@ CsvFile = Annotated[
     ),
 ]
 PROGRESS_EVERY = 50
+PREDICTED = ("op", "stage")  # fidelities at which steps are predicted without events
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +49,14 @@ def validate(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Worker processes; one per core by default.")
     ] = None,
+    fidelity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="F",
+            help="op or stage, for all rows alike; by default op where a step has few ops. Stage "
+            "is several times as quick, and for plans of one stage within half a percent.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict published training runs and print the errors."""
@@ -55,12 +64,15 @@ def validate(
     from millrace.files import check_writable
     from millrace.pictures.picture_file import check_drawable
     from millrace.planner.clusters import machine_cores
+    from millrace.planner.errors import PlanError
     from millrace.published.reading import TableFormat, read_table, sampled
     from millrace.published.summary import document
     from millrace.published.validation import ROW_READERS
     from millrace.published.validation import validate as validated
     from millrace.trainers.megatron.functional_tests import memory_rows
 
+    if fidelity not in (None, *PREDICTED):
+        raise PlanError(f"--fidelity {fidelity}: choose {' or '.join(PREDICTED)}")
     if plot is not None:
         check_writable(plot)
         check_drawable(plot)
@@ -83,6 +95,7 @@ def validate(
             readers=ROW_READERS | {TableFormat.TESTS: memory_rows},
             processes=count,
             told=report_progress,
+            fidelity=fidelity,
         )
     figures = document(outcomes, table.layout)
     if leave_one_source_out:  # none of these predictions knows its row

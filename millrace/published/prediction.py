@@ -24,7 +24,7 @@ from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
 from millrace.published.question import InexpressibleError, Question
-from millrace.simulator import SimulationError, predict_fast
+from millrace.simulator import FastPrediction, SimulationError, predict_fast
 
 # The run happened, so it fitted: the plan is made on devices with this much memory.
 ROOM_BYTES = 10**15
@@ -72,7 +72,8 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
     InexpressibleError
         Says why there is no plan.
     """
-    tried: list[tuple[PlannedQuestion, Predicted, StageMemory]] = []
+    tried: list[tuple[PlannedQuestion, int]] = []  # with the bytes of the fullest device
+    limit = question.cluster.device.memory_bytes
     reason = ""
     for micro_batch in _micro_batches(question, pins):
         for mode in _modes(pins):
@@ -84,17 +85,18 @@ def planned(question: Question, pins: Pins) -> PlannedQuestion:
                 continue
             if pins == filled:
                 return candidate
-            (prediction,) = predicted(candidate, (question.cluster,))
-            tried.append((candidate, prediction, fullest(candidate.plan)))
-            if tried[-1][2].total_bytes <= question.cluster.device.memory_bytes:
+            tried.append((candidate, device_bytes(plan_memory(candidate.plan))))
+            if tried[-1][1] <= limit:
                 break
     if not tried:
         raise InexpressibleError(reason or "no size of microbatch divides the global batch")
-    limit = question.cluster.device.memory_bytes
-    fitting = [attempt for attempt in tried if attempt[2].total_bytes <= limit]
+    fitting = [candidate for candidate, needed_bytes in tried if needed_bytes <= limit]
+    if len(fitting) > 1:
+        where = (question.cluster,)
+        return min(fitting, key=lambda candidate: simulated(candidate, where)[0].step_time_ns)
     if fitting:
-        return min(fitting, key=lambda attempt: attempt[1].step_time_s)[0]
-    best = min(tried, key=lambda attempt: attempt[2].total_bytes)[0]
+        return fitting[0]
+    best = min(tried, key=lambda attempt: attempt[1])[0]
     return replace(best, notes=(*best.notes, "nothing fits: the choice that needs least memory"))
 
 
@@ -160,10 +162,19 @@ def _plan(question: Question, pins: Pins) -> Plan:
     return split_as_given(plan, question.chunk_layers)
 
 
+def simulated(
+    planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
+) -> tuple[FastPrediction, ...]:
+    """Steps of a plan on clusters of the shape that it was made for; nothing of its memory."""
+    plan = planned_run.plan
+    return tuple(predict_fast(changed(plan, cluster=cluster), (), fidelity) for cluster in clusters)
+
+
 def predicted(
     planned_run: PlannedQuestion, clusters: Sequence[Cluster], fidelity: str | None = None
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
+    every = simulated(planned_run, clusters, fidelity)
     memory = plan_memory(planned_run.plan)
     peak = account = max(stage.arena_bytes for stage in memory)
     state = None
@@ -171,17 +182,13 @@ def predicted(
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
         state = printed_stage(planned_run.plan, planned_run.keeping).state_bytes
         account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
-    every = [
-        predict_fast(changed(planned_run.plan, cluster=cluster), memory, fidelity)
-        for cluster in clusters
-    ]
     return tuple(
         Predicted(
             step_time_s=prediction.step_time_ns / 1e9,
             peak_bytes=peak,
             state_bytes=state,
             account_bytes=account,
-            device_bytes=max(stage.total_bytes for stage in memory),
+            device_bytes=device_bytes(memory),
             bubble_fraction=prediction.bubble_fraction,
             exposed_communication_s=prediction.exposed_communication_ns / 1e9,
             fidelity=prediction.fidelity,
@@ -190,13 +197,13 @@ def predicted(
     )
 
 
-def fullest(plan: Plan) -> StageMemory:
-    """Memory of the stage that needs most of a plan."""
-    return max(plan_memory(plan), key=lambda stage: stage.total_bytes)
+def device_bytes(memory: Sequence[StageMemory]) -> int:
+    """Bytes that the fullest device of a plan holds."""
+    return max(stage.total_bytes for stage in memory)
 
 
 def answer(
-    question: Question, pins: Pins, clusters: tuple[Cluster, ...]
+    question: Question, pins: Pins, clusters: tuple[Cluster, ...], fidelity: str | None = None
 ) -> tuple[str, tuple[Predicted, ...], tuple[str, ...]]:
     """Plan a question and predict it on clusters of its shape that differ in their figures.
 
@@ -208,6 +215,6 @@ def answer(
     """
     try:
         run = planned(question, pins)
-        return "", predicted(run, clusters), run.notes
+        return "", predicted(run, clusters, fidelity), run.notes
     except (InexpressibleError, *REFUSED) as error:
         return str(error), (), ()

@@ -6,6 +6,7 @@ row (`Tuned`): what a source was left out of is predicted with what was fitted w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from millrace.models.graph import to_json
@@ -148,12 +149,14 @@ def validate(
     readers: Mapping[TableFormat, TableReader] = ROW_READERS,
     processes: int = 1,
     told: Told = lambda done, of: None,
+    fidelity: str | None = None,
 ) -> list[RowOutcome]:
     """Predict every row of a table.
 
     `tuned` changes the figures (not the shape) of a row's cluster before it is predicted, `readers`
     read the rows of a layout, `told` is told how many of the questions are answered. What comes out
     does not depend on `processes`.
+    `fidelity` is another than a plan's size allows, as for `predict_fast`.
     """
     asked = [ask(row, table.layout, tuned, readers) for row in table.rows]
     jobs: dict[object, PredictionJob] = {}
@@ -165,7 +168,7 @@ def validate(
         )
         if row_question.cluster not in job.clusters:
             job.clusters.append(row_question.cluster)
-    answers = answered(_work, jobs, processes, told)
+    answers = answered(partial(_work, fidelity), jobs, processes, told)
     return [_outcome(question_row, jobs, answers) for question_row in asked]
 
 
@@ -222,5 +225,5 @@ def _outcome(
     )
 
 
-def _work(job: PredictionJob) -> Any:
-    return answer(job.question, job.pins, tuple(job.clusters))
+def _work(fidelity: str | None, job: PredictionJob) -> Any:
+    return answer(job.question, job.pins, tuple(job.clusters), fidelity)

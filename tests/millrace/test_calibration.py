@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from millrace.calibration import FittedParameter, fitted, parameters_of, scaled
+from millrace.calibration import FittedParameter, Sensitivities, fitted, parameters_of, scaled
+from millrace.calibration.fitting import loss
+from millrace.calibration.influence import influences, row_moves
 from millrace.calibration.parameters import prior_moments
 from millrace.calibration.sensitivities import FIDELITY, _estimated_change
 from millrace.calibration.time_decomposition import step_of
@@ -14,7 +16,7 @@ from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.cluster import Software
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.search import Pins
-from millrace.published.prediction import planned, predicted
+from millrace.published.prediction import planned, simulated
 from millrace.published.question import Question
 
 MATMUL = FittedParameter("a100-sxm-80gb", "matmul_efficiency")
@@ -63,6 +65,62 @@ def test_rows_that_are_far_off_or_left_out_are_hardly_heard() -> None:
     assert without.values[MATMUL] == pytest.approx(clean.values[MATMUL], rel=0.005)
 
 
+def noisy() -> tuple[Sensitivities, list[str]]:
+    """Rows of three sources, the last of which says that products are slower."""
+    slopes, residuals = rows()
+    residuals += np.random.default_rng(1).normal(0, 0.02, len(residuals))
+    sources = ["one"] * 20 + ["two"] * 15 + ["odd"] * 5
+    residuals[-5:] -= 0.1
+    answers = Sensitivities(
+        parameters=(MATMUL, MEMORY, SIBLING),
+        now=np.log([0.7, 0.8, 0.7]),
+        rows=tuple(range(len(residuals))),
+        slopes=slopes,
+        residuals=residuals,
+    )
+    return answers, sources
+
+
+def test_a_row_moves_a_figure_as_far_as_it_falls_back_without_the_row() -> None:
+    answers, _ = noisy()
+    asked = answers.parameters, answers.now, answers.slopes, answers.residuals
+    fit = fitted(*asked)
+    moves = row_moves(answers, fit)
+    for row in (0, 7, 38):
+        counts = np.ones(len(answers.rows))
+        counts[row] = 0
+        without = fitted(*asked, counts=counts)
+        for index, parameter in enumerate(answers.parameters):
+            change = log(fit.values[parameter] / without.values[parameter])
+            assert moves[row, index] == pytest.approx(change, abs=0.004)
+
+
+def test_the_source_that_disagrees_moves_a_figure_and_one_without_rows_is_at_its_prior() -> None:
+    answers, sources = noisy()
+    fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
+    matmul, memory, sibling = influences(answers, fit, sources)
+    # Its steps are longer than predicted: shares of peaks come out lower for it.
+    assert dict(matmul.sources)["odd"] + dict(memory.sources)["odd"] < 0
+    assert sources[matmul.rows[0][0]] == "odd"
+    assert [matmul.at_prior, memory.at_prior, sibling.at_prior] == [False, False, True]
+    assert sibling.determined == 0
+    assert matmul.deviation < sibling.deviation
+
+
+def test_a_fit_lowers_the_loss_to_where_it_is_flat() -> None:
+    answers, _ = noisy()
+    fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
+    logs = np.log([fit.values[parameter] for parameter in answers.parameters])
+    least = loss(answers.parameters, logs, fit.residuals)
+    assert least < loss(answers.parameters, answers.now, answers.residuals)
+    for index in range(3):
+        for by in (-0.02, 0.02):
+            moved = logs.copy()
+            moved[index] += by
+            residuals = answers.residuals + answers.slopes @ (moved - answers.now)
+            assert loss(answers.parameters, moved, residuals) > least
+
+
 def test_without_rows_a_fit_is_what_was_believed() -> None:
     parameters = (MATMUL, FittedParameter("default", "fusion"))
     mean, covariance = prior_moments(parameters)
@@ -99,8 +157,8 @@ def test_slopes_by_shares_are_those_of_the_simulator() -> None:
         for parameter in fields
         if parameter.field != "fusion"
     }
-    now, *then = predicted(planning, (cluster, *moves.values()), FIDELITY)
-    for (parameter, moved), simulated in zip(moves.items(), then, strict=True):
+    now, *then = simulated(planning, (cluster, *moves.values()), FIDELITY)
+    for (parameter, moved), later in zip(moves.items(), then, strict=True):
         slope = _estimated_change(step, moved, now, step.busy_ns(cluster))
-        change = log(simulated.step_time_s / now.step_time_s)
+        change = log(later.step_time_ns / now.step_time_ns)
         assert slope == pytest.approx(change, abs=0.004), parameter

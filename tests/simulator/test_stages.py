@@ -18,7 +18,7 @@ from millrace.planner.plan import BlockChoice, Chunk, Plan, recomputed
 from millrace.planner.schedules import stage_of
 from millrace.simulator import Simulated, SimulationError, predict, predict_fast, simulate
 from millrace.simulator.chunks.chunk_graph import CoarseGraph
-from millrace.simulator.critical_path import steady_step
+from millrace.simulator.critical_path import steady_chunks, steady_step
 from millrace.simulator.prediction import MOST_OP_FIRINGS, chosen_fidelity
 from millrace.simulator.stage_fidelity import StageGraph, stage_graph
 from tests.millrace.plans import data_parallel_pipeline
@@ -282,6 +282,10 @@ def check_steady(coarse: CoarseGraph, table: Timetable, plan: Plan) -> None:
     assert steady.bubble_fraction == pytest.approx(simulated.bubble_fraction, rel=1e-12)
     assert steady.exposed_communication_ns == simulated.exposed_communication_ns
     assert steady.busy_by_stage == pytest.approx(simulated.busy_by_stage, rel=1e-12)
+    left_early = steady_chunks(coarse)
+    assert left_early.step_time_ns == simulated.step_time_ns
+    assert left_early.exposed_communication_ns == simulated.exposed_communication_ns
+    assert left_early.busy_by_stage == pytest.approx(simulated.busy_by_stage, rel=1e-12)
 
 
 def test_the_depth_of_a_model_enters_only_as_counts() -> None:

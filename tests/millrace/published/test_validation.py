@@ -116,6 +116,20 @@ def test_what_is_no_table_is_not_understood(tmp_path: Path, capsys: pytest.Captu
     assert cli.run(["validate", str(path), "--plot", str(tmp_path / "plot.odd")]) == 2
 
 
+def test_a_table_is_predicted_at_another_fidelity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = written(tmp_path / "a.csv", {})
+    steps_s = []
+    for fidelity in ("op", "stage"):
+        arguments = ["validate", str(path), "--processes", "1", "--json", "--fidelity", fidelity]
+        assert cli.run(arguments) == 0
+        steps_s.append(json.loads(capsys.readouterr().out)["rows"][0]["predicted_s"])
+    assert steps_s[1] == pytest.approx(steps_s[0], rel=0.01)
+    assert cli.run(["validate", str(path), "--fidelity", "block"]) == 2
+    assert "op or stage" in capsys.readouterr().err
+
+
 def test_a_text_answer_shows_groups_and_the_worst(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -1,5 +1,7 @@
 """The search as a whole: pins are kept, memory is kept, evidence is given, bytes repeat."""
 
+from dataclasses import replace
+
 import pytest
 
 from millrace.models.graph import Graph, to_json
@@ -245,3 +247,14 @@ def test_a_little_less_memory_makes_a_plan_a_little_slower() -> None:
         assert evidence is not None
         steps_s.append(evidence.objective_s)
     assert steps_s[1] < 1.02 * steps_s[0]
+
+
+def test_a_plan_alone_is_the_plan_that_a_whole_search_finds_of_the_same_pins() -> None:
+    pins = Pins(dp=2, tp=2, pp=2, cp=1, micro_batch=2, schedule="1f1b", recompute="none", zero=1)
+    asked = request(8, model=GPT, cluster=parse_cluster("a100-sxm-80gb:8x1"), pins=pins)
+    proven, alone = (
+        search(replace(asked, plan_only=only), remedies=False) for only in (False, True)
+    )
+    assert (alone.chunks, alone.variants) == (proven.chunks, proven.variants)
+    assert alone.evidence is not None
+    assert alone.evidence.alternatives == ()
