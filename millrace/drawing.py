@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.figures import dispatcher, has_experts, layout_bytes, reserve_bytes
+from millrace.memory_reserve import does_not_fit_probability
 from millrace.models.graph import Phase
 from millrace.models.zoo.catalogue import unit_of
 from millrace.planner.cluster import Software
@@ -28,7 +29,7 @@ from millrace.tables.stages import axis_table, rank_table, stage_table
 from millrace.units import byte_unit, format_bytes, format_percent, format_seconds
 
 # Kinds of memory beside what a plan lays out share one column, so that the table fits a screen.
-BESIDE = ("context", "slack", "workspace")
+BESIDE = ("context", "resident", "slack", "workspace")
 
 
 Fused = Mapping[str, Sequence[Sequence[str]]]
@@ -177,7 +178,11 @@ def filled(plan: Plan, needed_bytes: int) -> str:
         return f"at most {needed} on a device"
     room = format_bytes(plan.memory_limit_bytes)
     memory = format_bytes(plan.cluster.device.memory_bytes)
-    return f"at most {needed} on a device that may use {room} of its {memory}"
+    text = f"at most {needed} on a device that may use {room} of its {memory}"
+    share = does_not_fit_probability(plan.cluster, needed_bytes)
+    if share is None:
+        return text
+    return f"{text}; does not fit with a probability of {format_percent(share)}"
 
 
 def sbp_table(plan: Plan, template: str) -> Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from millrace.memory_reserve import does_not_fit_probability
 from millrace.models.arrays import Floats
 from millrace.models.ops import model_flops, op_kind
 from millrace.models.zoo.catalogue import unit_of
@@ -232,6 +233,9 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     summary |= dict.fromkeys(missing) | plan.figures
     summary["layout_bytes_max"] = layout_bytes(plan)
     summary["reserve_bytes"] = reserve_bytes(plan)
+    summary["does_not_fit_probability"] = does_not_fit_probability(
+        plan.cluster, summary["memory_bytes_max"]
+    )
     summary |= range_document(plan, summary["step_time_s"])
     summary["profile_warning"] = profile_warning(plan.cluster)
     summary |= spending(plan)

@@ -5,6 +5,7 @@ from re import fullmatch
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import PlanError
 from millrace.planner.memory import DEFAULT_RESERVE, NO_RESERVE, Reserve
+from millrace.published.step_time_range import error_table
 from millrace.requested_cluster import is_local, read_option
 from millrace.units import parse_bytes
 
@@ -44,6 +45,30 @@ def read_reserve(text: str) -> Reserve:
             f"--reserve {text}: expected a share of a device's memory below 100 % (5%), a size "
             f"(2GiB) or 0"
         ) from None
+
+
+def does_not_fit_probability(cluster: Cluster, needed_bytes: int | None) -> float | None:
+    """Probability that a plan does not fit its devices, from how published peaks were predicted.
+
+    It is the share of published runs whose measured peak lay further above its prediction than what
+    the plan leaves of a device, both as shares of the device's memory.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        The cluster; of several kinds of device the first counts.
+    needed_bytes : int or None
+        What the fullest device holds as predicted; None where nothing is.
+
+    Returns
+    -------
+    float or None
+        None on the ranks of a CPU, which allocate what was laid out.
+    """
+    peaks = error_table().peaks
+    if needed_bytes is None or peaks is None or cluster.cores_per_node is not None:
+        return None
+    return peaks.share_above(1 - needed_bytes / cluster.device.memory_bytes)
 
 
 def asked_limit_bytes(memory_limit: str | None, reserve: str | None) -> int | None:

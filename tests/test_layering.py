@@ -87,12 +87,12 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_717,
-    "planner": 23_076,
-    "simulator": 3_411,
+    "planner": 23_268,
+    "simulator": 3_408,
     "executor": 28_289,
-    "millrace": 26_316,
-    "tests": 54_291,
-    "benchmarks": 10_483,
+    "millrace": 26_628,
+    "tests": 54_513,
+    "benchmarks": 10_526,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

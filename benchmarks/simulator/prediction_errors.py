@@ -1,12 +1,14 @@
 """Errors of predictions of published runs by group, and the file of them that the package ships.
 
-Run `python -m benchmarks.simulator.prediction_errors [CSV...] [--per-source N] [--processes P]
-[--write]` from the root of the repository. Without a table it prints the groups that the package
-ships. With tables (docs/accuracy.md says where from) at most N runs, evenly spaced, of every
-source, framework, class of devices and kind of model are predicted with what is known without their
-source (`millrace/calibration/leave_one_out.py`), and again with the shares that their device would
-have if none of its generation had been measured (`millrace/planner/clusters/assumed_shares.py`).
-With `--write` the groups' quantiles of measured over predicted step time, less one, replace
+Run `python -m benchmarks.simulator.prediction_errors [CSV...] [--per-source N] [--peaks]
+[--processes P] [--write]` from the root of the repository. Without a table it prints the groups
+that the package ships. With tables (docs/accuracy.md says where from) at most N runs, evenly
+spaced, of every source, framework, class of devices and kind of model are predicted with what is
+known without their source (`millrace/calibration/leave_one_out.py`), and again with the shares that
+their device would have if none of its generation had been measured
+(`millrace/planner/clusters/assumed_shares.py`). With `--peaks` it is the peaks of memory of all
+runs that print one, on which no fitted figure has a bearing. With `--write` the groups' quantiles
+of measured over predicted step time, less one, or those of peaks, replace what is in
 `millrace/published/prediction_errors.toml`; figures of single runs are written nowhere.
 """
 
@@ -36,14 +38,24 @@ from millrace.published.step_time_range import (
     ErrorGroup,
     ErrorTable,
     ModelKind,
+    PeakErrors,
     device_class,
     error_table,
     model_kind,
 )
-from millrace.published.validation import RowQuestion, Told, Tuned, ask, source, validate
+from millrace.published.validation import (
+    RowOutcome,
+    RowQuestion,
+    Told,
+    Tuned,
+    ask,
+    source,
+    validate,
+)
 
 COMMAND = "python -m benchmarks.simulator.prediction_errors"
 DIGITS = 4
+PEAK_STEPS = 50  # between quantiles of the errors of peaks
 HEAD = """\
 # Errors of Millrace's predictions of published training runs, by group: quantiles of measured over
 # predicted step time, less one. Each run was predicted with what is known without its source; a
@@ -51,6 +63,9 @@ HEAD = """\
 # hold all runs, each predicted as if no device of its generation had been measured. Written by the
 # command below.
 """
+PEAKS_HEAD = (
+    "# Quantiles of measured less predicted peak of memory, as shares of the device's memory."
+)
 # The table in DLPerf's layout names frameworks only; all of it is one publisher's.
 DLPERF_SOURCE = "DLPerf"
 
@@ -166,6 +181,26 @@ def _error_group(
     )
 
 
+def peak_share(outcome: RowOutcome) -> float | None:
+    """Measured less predicted peak of a run as a share of its device's memory; None without."""
+    asked, predicted = outcome.row_question, outcome.predicted
+    if predicted is None or asked.peak_bytes is None or asked.cluster is None:
+        return None
+    return (asked.peak_bytes - predicted.peak_bytes) / asked.cluster.device.memory_bytes
+
+
+def peak_errors(shares: Iterable[float | None], command: str, date: str) -> PeakErrors:
+    """Errors of the peaks of runs, as the package ships them."""
+    told = [share for share in shares if share is not None]
+    quantiles = np.quantile(told, np.linspace(0, 1, PEAK_STEPS + 1)).tolist()
+    return PeakErrors(
+        command=command,
+        date=date,
+        rows=len(told),
+        quantiles=tuple(round(share, DIGITS) for share in quantiles),
+    )
+
+
 def drawn(table: ErrorTable) -> str:
     """Text of a table of the groups, a line each."""
     columns = "".join(f"{name:>8}" for name in ("least", "10 %", "median", "90 %", "most"))
@@ -182,8 +217,13 @@ def toml_text(table: ErrorTable) -> str:
     """Text of the file that the package ships, a line per group."""
     fields = msgspec.to_builtins(table)
     groups = [_inline(group) for group in fields.pop("groups")]
+    peaks = fields.pop("peaks")
     head = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-    return HEAD + "\n".join([*head, "groups = [", *(f"    {group}," for group in groups), "]\n"])
+    lines = [*head, "groups = [", *(f"    {group}," for group in groups), "]"]
+    if peaks is not None:
+        lines += ["", PEAKS_HEAD, "[peaks]"]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in peaks.items()]
+    return HEAD + "\n".join([*lines, ""])
 
 
 def _inline(fields: dict[str, str | int | float]) -> str:
@@ -194,6 +234,7 @@ def _inline(fields: dict[str, str | int | float]) -> str:
 def main(
     tables: Annotated[list[Path] | None, typer.Argument()] = None,
     per_source: int = 4,
+    peaks: Annotated[bool, typer.Option("--peaks")] = False,
     processes: int = os.cpu_count() or 1,
     write: Annotated[bool, typer.Option("--write")] = False,
 ) -> None:
@@ -202,6 +243,7 @@ def main(
         typer.echo(drawn(error_table()))
         return
     errors: list[RunError] = []
+    shares: list[float | None] = []
     unmeasured: list[RunError] = []
     for path in tables:
 
@@ -210,18 +252,30 @@ def main(
                 typer.echo(f"{name}: {done} of {of} questions", err=True)
 
         table = read_table(path)
+        if peaks:
+            rows = tuple(row for row in table.rows if row.get("peak_mem_gb") and row["tier"] == "A")
+            judged = replace(table, rows=rows)
+            shares += map(peak_share, validate(judged, processes=processes, told=report_progress))
+            continue
         questions = sampled_questions(table, per_source)
         tuned = left_out_of(table, questions, processes, report_progress)
         asked = (table, questions)
         errors += run_errors(*asked, tuned, processes, report_progress)
         unmeasured += run_errors(*asked, as_unmeasured(tuned), processes, report_progress)
     names = " ".join(path.as_posix() for path in tables)
+    today = datetime.date.today().isoformat()
     document = ErrorTable(
         command=f"{COMMAND} {names} --per-source {per_source} --write",
-        date=datetime.date.today().isoformat(),
+        date=today,
         rows=len(errors),
         groups=(*error_groups(errors), *unmeasured_groups(unmeasured)),
+        peaks=error_table().peaks,
     )
+    if peaks:
+        document = msgspec.structs.replace(
+            error_table(),
+            peaks=peak_errors(shares, command=f"{COMMAND} {names} --peaks --write", date=today),
+        )
     typer.echo(drawn(document))
     if write:
         path = Path(millrace.published.__file__).parent / ERRORS_FILE

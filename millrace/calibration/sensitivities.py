@@ -35,7 +35,7 @@ SHARES = (*DEVICE_FIELDS, "loss")
 # Below these shares of a step launches, and meetings, are taken to change nothing.
 LAUNCHES, MEETINGS = 0.4, 0.03
 
-FIDELITY = "stage"
+FIDELITY = "stage"  # of slopes; residuals are those of what is predicted
 
 Slopes = dict[FittedParameter, float]
 NONE_MOVED: Mapping[FittedParameter, float] = {}
@@ -80,7 +80,8 @@ def sensitivities_of(
     jobs: dict[object, SlopeJob] = {}
     places: dict[int, object] = {}
     for row, question_row in enumerate(asked):
-        if question_row.question is None or question_row.cluster is None:
+        timed = question_row.measured_s
+        if question_row.question is None or question_row.cluster is None or not timed:
             continue
         places[row] = (question_row.question.key, question_row.pins, question_row.cluster.software)
         job = SlopeJob(
@@ -102,7 +103,9 @@ def sensitivities_of(
     residuals = np.zeros(len(rows))
     for index, row in enumerate(rows):
         step_time_s, slopes = answers[places[row]]
-        residuals[index] = np.log(step_time_s / asked[row].measured_s)
+        measured_s = asked[row].measured_s
+        assert measured_s, "rows without a time are left out"
+        residuals[index] = np.log(step_time_s / measured_s)
         table[index] = [slopes.get(parameter, 0.0) for parameter in parameters]
     return Sensitivities(
         parameters=tuple(parameters),
@@ -117,8 +120,10 @@ def _answer(job: SlopeJob) -> tuple[float, Slopes] | None:
     """Predicted step time in seconds and slopes of its logarithm; None where not expressed."""
     try:
         planned_run = planned(job.question, job.pins)
-        (now,) = simulated(planned_run, (job.cluster,), FIDELITY)
-        return now.step_time_ns / 1e9, _slopes(job, planned_run, now)
+        (prediction,) = (now,) = simulated(planned_run, (job.cluster,))
+        if prediction.fidelity != FIDELITY:
+            (now,) = simulated(planned_run, (job.cluster,), FIDELITY)
+        return prediction.step_time_ns / 1e9, _slopes(job, planned_run, now)
     except (InexpressibleError, *REFUSED):
         return None
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from millrace.planner.actors.graph import ActorGraph
 from millrace.planner.cluster import Cluster
 from millrace.planner.costs import durations
+from millrace.planner.costs.launch_overhead import launches_of
 from millrace.planner.plan import Plan
 from millrace.simulator.chunks.chunk_sample import PieceCompiler, alone
 from millrace.simulator.chunks.plan_blocks import PlanBlocks
@@ -90,5 +91,9 @@ def step_of(plan: Plan) -> StepWork:
             bare = replace(program, actors=tuple(chosen))
             graph = ActorGraph(name=plan.model.name, axes=plan.mesh.axes, programs=(bare,))
             works.append(ChunkWork(graph=graph, counts=counts))
-            launches += 0.0 if wanted else sum(counts) / plan.stages
-    return StepWork(ops=tuple(ops), meetings=tuple(meetings), launches=launches)
+            if not wanted:
+                launches += sum(
+                    launches_of(actor, program, plan.cluster.software) * count
+                    for actor, count in zip(chosen, counts, strict=True)
+                )
+    return StepWork(ops=tuple(ops), meetings=tuple(meetings), launches=launches / plan.stages)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from millrace.published.reading import TableFormat
-    from millrace.published.validation import RowOutcome
+    from millrace.published.validation import RowOutcome, TableReader
 
 CsvFile = Annotated[
     Path,
@@ -78,7 +78,7 @@ def validate(
     with working(f"predicting {len(table.rows)} rows of {csv}") as now:
         told = 0
 
-        def report_progress(done: int, of: int) -> None:
+        def report(done: int, of: int) -> None:
             nonlocal told
             now(f"{done} of {of} questions answered")
             if done // PROGRESS_EVERY != told and not sys.stderr.isatty():
@@ -86,9 +86,9 @@ def validate(
             told = done // PROGRESS_EVERY
 
         count = processes or machine_cores()
-        tuned = left_out(table, count, report_progress) if leave_one_source_out else None
+        tuned = left_out(table, count, report) if leave_one_source_out else None
         outcomes = validated(
-            table, tuned=tuned, processes=count, told=report_progress, fidelity=fidelity
+            table, tuned=tuned, readers=_readers(), processes=count, told=report, fidelity=fidelity
         )
     figures = document(outcomes, table.layout)
     if leave_one_source_out:  # none of these predictions knows its row
@@ -101,13 +101,23 @@ def validate(
     answer(figures, as_json, lambda console: _draw(outcomes, figures, table.layout, console))
 
 
+def _readers() -> "dict[TableFormat, TableReader]":
+    """Readers of all layouts; that of functional tests is the trainer's."""
+    from millrace.published.reading import TableFormat
+    from millrace.published.validation import ROW_READERS
+    from millrace.trainers.megatron.functional_tests import memory_rows
+
+    return ROW_READERS | {TableFormat.TESTS: memory_rows}
+
+
 def _plot(
     outcomes: "list[RowOutcome]", figures: dict[str, Any], layout: "TableFormat", file: Path
 ) -> None:
     """Draw the rows that are judged, by source."""
     from millrace.published.summary import GROUPS, points
+    from millrace.published.validation import source
 
-    groups = points(outcomes, next(iter(GROUPS[layout].values())))
+    groups = points(outcomes, next(iter(GROUPS[layout].values()), source))
     if not groups:
         say(f"no row is expressed: `{file}` is not drawn")
         return
@@ -127,7 +137,7 @@ def _draw(
         _draw_groups(name, groups, console)
     if layout is TableFormat.NAMED:
         _draw_rows(outcomes, console)
-    else:
+    elif layout is not TableFormat.TESTS:
         _draw_worst(worst(judged(outcomes)), console)
     _draw_tier("", figures, console)
     if figures["tier_b"]["count"]:
@@ -143,6 +153,14 @@ def _draw(
     if figures["memory"]["rows"]:
         memory, account = figures["memory"], figures["memory_account"]
         console.print(f"peak memory, {memory['rows']} rows: {_errors(memory)}")
+        if figures["state"]["rows"]:
+            state = figures["state"]
+            console.print(
+                f"memory between steps, {state['rows']} rows: {_errors(state)}, "
+                f"{format_percent(state['within_1_percent'])} within 1 %; "
+                f"{format_percent(memory['above_reserve'])} of the peaks lie above the prediction "
+                f"and the reserve"
+            )
         console.print(f"by plans' own account: {_errors(account)}")
         console.print(
             f"19 of 20 peaks lie at most {format_percent(memory['reserve_fraction'])} of their "
@@ -182,7 +200,7 @@ def _draw_worst(outcomes: "list[RowOutcome]", console: "Console") -> None:
             outcome.row_question.row["line"],
             source(outcome.row_question.row),
             outcome.row_question.row["model"],
-            format_seconds(outcome.row_question.measured_s),
+            format_seconds(outcome.row_question.measured_s or 0.0),
             format_seconds(outcome.predicted.step_time_s),
             f"{outcome.error:+.1%}",
         )
@@ -199,7 +217,7 @@ def _draw_rows(outcomes: "list[RowOutcome]", console: "Console") -> None:
     for column in table.columns[3:]:
         column.justify = "right"
     for outcome in outcomes:
-        row, seconds = outcome.row_question.row, outcome.row_question.measured_s
+        row, seconds = outcome.row_question.row, outcome.row_question.measured_s or 0.0
         measured, predicted, error, peak = "", "–", "", ""
         if ran_out(outcome):
             measured, predicted = "no memory", "no memory" if needs_more(outcome) else "fits"

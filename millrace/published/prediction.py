@@ -13,7 +13,13 @@ from msgspec.structs import replace as changed
 from millrace.models.errors import ModelError
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, ProtocolError
-from millrace.planner.frameworks.peak_memory import MemoryHabit, account_bytes, peak_bytes
+from millrace.planner.frameworks.layer_split import split_as_given
+from millrace.planner.frameworks.peak_memory import (
+    MemoryHabit,
+    account_bytes,
+    peak_bytes,
+    printed_stage,
+)
 from millrace.planner.memory import StageMemory, plan_memory
 from millrace.planner.plan import Plan
 from millrace.planner.search import Pins, SearchRequest, search
@@ -33,8 +39,9 @@ REFUSED = (InfeasibleError, PlanError, ModelError, ClusterError, ProtocolError, 
 class Predicted:
     """Prediction of a run: step time, shares of it, and memory of the fullest device.
 
-    `peak_bytes` is the figure that the run's source printed, `account_bytes` the same figure by the
-    plan's own account, without the framework's habits; `device_bytes` is all that a device holds by
+    `peak_bytes` is the figure that the run's source printed, `state_bytes` what is allocated on the
+    same device between steps, `account_bytes` the same figure by the plan's own account, without
+    the framework's habits; `device_bytes` is all that a device holds by
     that account, and what `millrace plan` compares with the device's memory.
     """
 
@@ -45,6 +52,7 @@ class Predicted:
     bubble_fraction: float
     exposed_communication_s: float
     fidelity: str
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +158,8 @@ def _plan(question: Question, pins: Pins) -> Plan:
         pins=pins,
         plan_only=True,
     )
-    return changed(search(request, None, remedies=False), cluster=cluster)
+    plan = changed(search(request, None, remedies=False), cluster=cluster)
+    return split_as_given(plan, question.chunk_layers)
 
 
 def simulated(
@@ -168,13 +177,16 @@ def predicted(
     every = simulated(planned_run, clusters, fidelity)
     memory = plan_memory(planned_run.plan)
     peak = account = max(stage.arena_bytes for stage in memory)
+    state = None
     if planned_run.keeping is not None:
         peak = peak_bytes(planned_run.plan, planned_run.keeping)
+        state = printed_stage(planned_run.plan, planned_run.keeping).state_bytes
         account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
     return tuple(
         Predicted(
             step_time_s=prediction.step_time_ns / 1e9,
             peak_bytes=peak,
+            state_bytes=state,
             account_bytes=account,
             device_bytes=device_bytes(memory),
             bubble_fraction=prediction.bubble_fraction,

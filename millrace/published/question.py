@@ -22,6 +22,7 @@ class Question:
     global_batch: int
     training: TrainingSpec = field(default_factory=TrainingSpec)
     keeping: MemoryHabit | None = None  # None: memory as the plan has it
+    chunk_layers: tuple[int, ...] = ()  # of every chunk of the pipeline; (): as the search deals
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -29,7 +30,7 @@ class Question:
         model = msgspec.structs.replace(self.model, name="")
         parts = (model, self.cluster, self.training)
         encoded = (msgspec.json.encode(part, order="sorted") for part in parts)
-        return *encoded, self.keeping, self.global_batch
+        return *encoded, self.keeping, self.chunk_layers, self.global_batch
 
     @property
     def text(self) -> str:

@@ -30,6 +30,7 @@ class TableFormat(StrEnum):
     LANGUAGE = "language model"
     DLPERF = "DLPerf"
     NAMED = "named model"
+    TESTS = "functional test"
 
 
 # A file without these columns is not of the layout.
@@ -37,6 +38,7 @@ REQUIRED = {
     TableFormat.LANGUAGE: ("layers", "hidden", "heads", "seq_len", "gpu", "gpus", "global_batch"),
     TableFormat.DLPERF: ("model", "framework", "dtype", "batch_per_gpu", "nodes", "throughput"),
     TableFormat.NAMED: ("model", "gpu", "count", "gbs", "seq", "step_time_s", "source_file"),
+    TableFormat.TESTS: ("test", "platform", "mem_alloc_bytes", "mem_max_bytes", "num-layers"),
 }
 # All the columns that are read, of which a file may leave out the others.
 COLUMNS = {
@@ -56,6 +58,20 @@ COLUMNS = {
         *("seq", "precision", "tflops_per_gpu", "tokens_per_s_per_gpu", "step_time_s"),
         *("peak_mem_gb", "kind", "quality", "routing", "recompute", "dispatcher", "layout"),
         *("source_file", "framework", *NAMED_COLUMNS, "notes"),
+    ),
+    TableFormat.TESTS: (
+        *("test", "platform", "gpus", "mem_alloc_bytes", "mem_max_bytes", "test_type"),
+        *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads"),
+        *("group-query-attention", "num-query-groups", "seq-length", "micro-batch-size"),
+        *("global-batch-size", "tensor-model-parallel-size", "pipeline-model-parallel-size"),
+        *("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout"),
+        *("context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size"),
+        *("num-experts", "moe-router-topk", "moe-ffn-hidden-size", "multi-latent-attention"),
+        *("mtp-num-layers", "sequence-parallel", "use-distributed-optimizer", "use-megatron-fsdp"),
+        *("data-parallel-sharding-strategy", "recompute-granularity", "recompute-modules"),
+        *("fp8-format", "fp8-recipe", "bf16", "fp16", "cuda-graph-impl"),
+        *("moe-token-dispatcher-type", "optimizer", "swiglu", "hybrid-override-pattern"),
+        *("hybrid-layer-pattern", "optimizer-cpu-offload", "fine-grained-activation-offloading"),
     ),
 }
 
@@ -124,6 +140,8 @@ def _row(layout: TableFormat, header: tuple[str, ...], values: list[str], line: 
     row = dict.fromkeys(COLUMNS[layout], "") | row
     if layout is TableFormat.NAMED:  # `owner/name (of a fork):path`
         row["source"] = row["source_file"].partition(":")[0].partition(" ")[0]
+    if layout is TableFormat.TESTS:
+        row["source"] = row.get("source", "").partition(":")[0]
     row[LINE] = str(line)
     if "tier" not in header:
         row["tier"] = "A"

@@ -96,11 +96,14 @@ def _node_group(row: Row) -> str:
 def _pair(kind: str, first: RowOutcome, second: RowOutcome) -> RowPair:
     assert first.predicted is not None, "only expressed rows are paired"
     assert second.predicted is not None, "only expressed rows are paired"
+    first_s, second_s = first.row_question.measured_s, second.row_question.measured_s
+    assert first_s, "only rows with a step time are paired"
+    assert second_s, "only rows with a step time are paired"
     return RowPair(
         kind=kind,
         first=first,
         second=second,
-        measured=second.row_question.measured_s / first.row_question.measured_s,
+        measured=second_s / first_s,
         predicted=second.predicted.step_time_s / first.predicted.step_time_s,
     )
 

@@ -6,6 +6,7 @@ by a framework, a class of devices and a kind of model; an empty name stands for
 device that no published run was fitted on, the group is that of runs predicted as if on such one.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,6 +113,44 @@ class ErrorGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.tenth, self.ninetieth
 
 
+class PeakErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors of predicted peaks of memory: quantiles of measured less predicted, of a device.
+
+    The quantiles are evenly spaced, from the least to the greatest.
+    """
+
+    command: str
+    date: str
+    rows: int
+    quantiles: tuple[float, ...]
+
+    def share_above(self, room: float) -> float:
+        """Share of the runs whose peak lay further above its prediction than some room.
+
+        Beyond all of them it is what one more run would have been.
+
+        Parameters
+        ----------
+        room : float
+            Share of a device's memory.
+
+        Examples
+        --------
+        >>> errors = PeakErrors(command="", date="", rows=9, quantiles=(-0.1, 0.0, 0.1))
+        >>> errors.share_above(0.05), errors.share_above(-0.2), errors.share_above(0.5)
+        (0.25, 1.0, 0.1)
+        """
+        least, *_, greatest = self.quantiles
+        if room < least:
+            return 1.0
+        steps = len(self.quantiles) - 1
+        below = bisect_right(self.quantiles, room) - 1
+        if room >= greatest:
+            return 1 / (self.rows + 1)
+        low, high = self.quantiles[below : below + 2]
+        return max(1 - (below + (room - low) / (high - low)) / steps, 1 / (self.rows + 1))
+
+
 class ErrorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Groups of `prediction_errors.toml`, and where they come from."""
 
@@ -119,6 +158,7 @@ class ErrorTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     date: str
     rows: int
     groups: tuple[ErrorGroup, ...]
+    peaks: PeakErrors | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

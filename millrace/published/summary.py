@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from millrace.planner.memory import device_overhead_bytes
+from millrace.planner.memory.reserve import DEFAULT_RESERVE
 from millrace.published import dlperf
 from millrace.published.prediction import Predicted
 from millrace.published.reading import LINE, MALFORMED, Row, TableFormat
@@ -18,6 +19,7 @@ from millrace.published.single_setting_pairs import differences, pairs
 from millrace.published.validation import RowOutcome, source
 
 WITHIN = 0.1
+STATE_WITHIN = 0.01  # nothing in state is a matter of opinion
 WORST_ROWS = 12
 BEYOND_RESERVE = 0.05  # of peaks may lie above their prediction and a reserve
 
@@ -34,6 +36,7 @@ GROUPS: dict[TableFormat, dict[str, Key]] = {
         "model × dtype": lambda row: f"{row['model']} × {row['dtype']}",
     },
     TableFormat.NAMED: {"source": source, "model": lambda row: row["model"]},
+    TableFormat.TESTS: {},
 }
 # Words of the column `fitted`: whether figures were fitted to a row. Its groups come where it is.
 FITTED = {"1": "fitted to", "0": "never fitted to"}
@@ -85,7 +88,7 @@ def points(outcomes: Sequence[RowOutcome], key: Key) -> dict[str, list[tuple[flo
     points_by_group: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in judged(outcomes):
         if outcome.predicted is not None and outcome.error is not None:
-            pair = (outcome.row_question.measured_s, outcome.predicted.step_time_s)
+            pair = (outcome.row_question.measured_s or 0.0, outcome.predicted.step_time_s)
             points_by_group[key(outcome.row_question.row)].append(pair)
     return dict(points_by_group)
 
@@ -108,6 +111,23 @@ def memory_error(outcome: RowOutcome) -> float | None:
     return outcome.predicted.peak_bytes / outcome.row_question.peak_bytes - 1
 
 
+def state_error(outcome: RowOutcome) -> float | None:
+    """Error of the memory that is predicted between steps; None where none is known."""
+    predicted, measured = outcome.predicted, outcome.row_question.state_bytes
+    if predicted is None or predicted.state_bytes is None or not measured:
+        return None
+    return predicted.state_bytes / measured - 1
+
+
+def above_reserve(outcome: RowOutcome) -> bool | None:
+    """True if a measured peak lies above its prediction and the reserve; None without a peak."""
+    asked, predicted = outcome.row_question, outcome.predicted
+    if predicted is None or asked.peak_bytes is None or asked.cluster is None:
+        return None
+    reserve = DEFAULT_RESERVE.bytes_of(asked.cluster.device.memory_bytes)
+    return asked.peak_bytes > predicted.peak_bytes + reserve
+
+
 def account_error(outcome: RowOutcome) -> float | None:
     """Error of the same peak by the plan's own account; None where no peak is known."""
     if outcome.predicted is None or outcome.row_question.peak_bytes is None:
@@ -124,7 +144,7 @@ def fits_device(outcome: RowOutcome) -> bool | None:
 
 def ran_out(outcome: RowOutcome) -> bool:
     """True if a run that is expressed ended for want of memory."""
-    return outcome.predicted is not None and not outcome.row_question.measured_s
+    return outcome.predicted is not None and outcome.row_question.measured_s == 0
 
 
 def needs_more(outcome: RowOutcome) -> bool | None:
@@ -179,13 +199,28 @@ def document(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, A
         **_tier(rows),
         "tier_b": _tier(_of_tier(outcomes, "B")),
         "groups": groups(rows, layout),
-        "memory": asdict(figures(memory)) | {"reserve_fraction": reserve_fraction(rows)},
+        "memory": asdict(figures(memory))
+        | {"reserve_fraction": reserve_fraction(rows), "above_reserve": _share(rows)},
+        "state": _state(rows),
         "memory_account": asdict(figures(account))
         | {"reserve_fraction": reserve_fraction(rows, by_account=True), "beyond_device": beyond},
         "out_of_memory": _out_of_memory(rows),
         "differences": differences(pairs(rows)) if layout is TableFormat.LANGUAGE else None,
         "rows": [row_document(outcome) for outcome in outcomes],
     }
+
+
+def _share(outcomes: Iterable[RowOutcome]) -> float | None:
+    """Share of the peaks that lie above their predictions and the reserve; None without peaks."""
+    told = [above for outcome in outcomes if (above := above_reserve(outcome)) is not None]
+    return sum(told) / len(told) if told else None
+
+
+def _state(outcomes: Iterable[RowOutcome]) -> dict[str, Any]:
+    """Errors of what is allocated between steps, and the share of runs within one percent."""
+    errors = [error for outcome in outcomes if (error := state_error(outcome)) is not None]
+    near = sum(abs(error) <= STATE_WITHIN for error in errors)
+    return asdict(figures(errors)) | {"within_1_percent": near / len(errors) if errors else None}
 
 
 def groups(outcomes: Sequence[RowOutcome], layout: TableFormat) -> dict[str, dict[str, Any]]:
@@ -228,6 +263,7 @@ def row_document(outcome: RowOutcome) -> dict[str, Any]:
     row: dict[str, Any] = columns | {LINE: int(columns[LINE])}
     if outcome.predicted is None:
         return row | {"predicted_s": None, "error": None, "reason": outcome.reason}
+    state = outcome.predicted.state_bytes
     return row | {
         "measured_s": outcome.row_question.measured_s or None,
         "predicted_s": outcome.predicted.step_time_s,
@@ -235,6 +271,9 @@ def row_document(outcome: RowOutcome) -> dict[str, Any]:
         **_rates(outcome, outcome.predicted),
         "predicted_peak_gb": outcome.predicted.peak_bytes / 1e9,
         "memory_error": memory_error(outcome),
+        "above_reserve": above_reserve(outcome),
+        "predicted_state_gb": state and state / 1e9,
+        "state_error": state_error(outcome),
         "account_peak_gb": outcome.predicted.account_bytes / 1e9,
         "account_error": account_error(outcome),
         "fits_device": fits_device(outcome),

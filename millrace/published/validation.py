@@ -16,10 +16,11 @@ from millrace.planner.worker_processes import map_in_processes
 from millrace.published import dlperf, language, named_models
 from millrace.published.prediction import Predicted, answer
 from millrace.published.question import InexpressibleError, Question
-from millrace.published.reading import LINE, Row, Table, TableFormat, check_whole
+from millrace.published.reading import LINE, Row, Table, TableFormat, check_whole, number
 
 # A row and its cluster -> the cluster to predict it on.
 Tuned = Callable[[Row, Cluster], Cluster]
+STATE = "mem_alloc_bytes"  # column of what is allocated between steps, where a layout has it
 
 
 class Asking(Protocol):
@@ -39,15 +40,16 @@ Told = Callable[[int, int], None]  # how many questions are answered, of how man
 class RowQuestion:
     """Row as a question with pins and the cluster to predict on, or the reason why it is none.
 
-    `measured_s` is 0 where the run ended for want of memory.
+    `measured_s` is 0 where the run ended for want of memory, and None where it is not judged.
     """
 
     row: Row
     question: Question | None = None
     pins: Pins = field(default_factory=Pins)
     cluster: Cluster | None = None
-    measured_s: float = 0.0
+    measured_s: float | None = 0.0
     peak_bytes: float | None = None
+    state_bytes: float | None = None
     notes: tuple[str, ...] = ()
     reason: str = ""
 
@@ -84,8 +86,8 @@ class TableReader(Protocol):
     def question(self, row: Row) -> tuple[Question, Pins]:
         """Question that a row asks, and what it pins; raises InexpressibleError."""
 
-    def measured_s(self, row: Row) -> float:
-        """Step time that was measured, in seconds, or 0; raises InexpressibleError."""
+    def measured_s(self, row: Row) -> float | None:
+        """Step time that was measured, in seconds, 0 or None; raises InexpressibleError."""
 
     def peak_bytes(self, row: Row) -> float | None:
         """Peak of allocated memory, where it is printed; raises InexpressibleError."""
@@ -109,12 +111,18 @@ def source(row: Row) -> str:
     return row.get("source") or row["framework"]
 
 
-def ask(row: Row, layout: TableFormat, tuned: Tuned | None = None) -> RowQuestion:
+def ask(
+    row: Row,
+    layout: TableFormat,
+    tuned: Tuned | None = None,
+    readers: Mapping[TableFormat, TableReader] = ROW_READERS,
+) -> RowQuestion:
     """Row as a question, or the reason why it is none."""
-    reader = ROW_READERS[layout]
+    reader = readers[layout]
     try:
         check_whole(row)
         measured_s, peak_bytes = reader.measured_s(row), reader.peak_bytes(row)
+        state = number(row, STATE) if STATE in row else None
         question, pins = reader.question(row)
         notes = tuple(reader.approximations(row))
     except InexpressibleError as error:
@@ -129,6 +137,7 @@ def ask(row: Row, layout: TableFormat, tuned: Tuned | None = None) -> RowQuestio
         cluster=cluster,
         measured_s=measured_s,
         peak_bytes=peak_bytes,
+        state_bytes=state,
         notes=notes,
     )
 
@@ -137,17 +146,19 @@ def validate(
     table: Table,
     *,
     tuned: Tuned | None = None,
+    readers: Mapping[TableFormat, TableReader] = ROW_READERS,
     processes: int = 1,
     told: Told = lambda done, of: None,
     fidelity: str | None = None,
 ) -> list[RowOutcome]:
     """Predict every row of a table.
 
-    `tuned` changes the figures (not the shape) of a row's cluster before it is predicted, `told` is
-    told how many of the questions are answered. What comes out does not depend on `processes`.
-    `fidelity` is another than a plan's size allows, as for `predict_fast`.
+    `tuned` changes the figures (not the shape) of a row's cluster before it is predicted, `readers`
+    read the rows of a layout, `told` is told how many of the questions are answered. What comes out
+    does not depend on `processes`. `fidelity` is another than a plan's size allows, as for
+    `predict_fast`.
     """
-    asked = [ask(row, table.layout, tuned) for row in table.rows]
+    asked = [ask(row, table.layout, tuned, readers) for row in table.rows]
     jobs: dict[object, PredictionJob] = {}
     for row_question in asked:
         if row_question.question is None or row_question.cluster is None:

@@ -9,7 +9,7 @@ from millrace.palette import MEMORY_KINDS
 from millrace.simulator.account import MemoryTimeline
 from millrace.units import format_bytes
 
-RUNTIME = ("context", "workspace", "slack")
+RUNTIME = ("context", "resident", "workspace", "slack")
 LEFT_PX, PLOT_PX, HEIGHT_PX = 66, 470, 150
 POINTS = 400  # steps of a curve that are drawn
 NEAR = 0.3  # of the limit; what stays below is drawn on its own scale

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.planner.cluster import Cluster
 from millrace.planner.errors import ClusterError
 from millrace.planner.frameworks.framework_tables import capabilities
+from millrace.planner.frameworks.layer_split import split_as_given
 from millrace.planner.plan import Plan, recomputed
 from millrace.planner.search import Pins
 from millrace.published.framework_of_row import as_set
@@ -140,12 +141,7 @@ def as_split(plan: Plan, job: TrainingJob) -> Plan:
         Its `chunk_layers`; the plan stays where they are even. Its `recompute_layers`.
     """
     if len(job.chunk_layers) == len(plan.chunks):
-        blocks = iter([choice for chunk in plan.chunks for choice in chunk.blocks])
-        counts = [job.chunk_layers[0] + 1, *job.chunk_layers[1:-1]]
-        heads = [tuple(islice(blocks, count)) for count in counts]
-        chunks = zip(plan.chunks, [*heads, tuple(blocks)], strict=True)
-        divided = tuple(replace(chunk, blocks=part) for chunk, part in chunks)
-        plan = replace(plan, chunks=divided, evidence=None, figures={})
+        plan = replace(split_as_given(plan, job.chunk_layers), evidence=None, figures={})
     if not job.recompute_layers:
         return plan
     layers = layers_of(plan.graph)

@@ -95,15 +95,23 @@ def _paces(program: Program, software: Software) -> tuple[Pace, ...]:
         met -= read
         phase_kind = (actor.phase, actor.kind)
         together = actor.phase in ENDS and actor.kind in TOGETHER and phase_kind in begun
-        own_launches = 0 if together else _launches(actor, program, software)
+        own_launches = 0 if together else launches_of(actor, program, software)
         begun.add(phase_kind)
         before = len(read) * software.host_ns if own_launches else 0
         paces[index] = Pace(own_launches + len(read), before)
     return tuple(paces)
 
 
-def _launches(actor: Actor, program: Program, software: Software) -> int:
-    """Launches of an actor: one, or several of each expert."""
+def launches_of(actor: Actor, program: Program, software: Software) -> int:
+    """Launches of an actor: one, or several of each expert.
+
+    Parameters
+    ----------
+    actor, program : Actor, Program
+        One without a meeting, and the program that it is of.
+    software : Software
+        The framework's.
+    """
     if actor.parts or not actor.labels or EXPERT not in parse(actor.labels).labels:
         return 1
     return expert_launches(firing_of_actor(actor, program), software)

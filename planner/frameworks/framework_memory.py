@@ -10,6 +10,8 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from millrace.planner.frameworks.resident_memory import Workspaces
+
 
 class LayerSplit(StrEnum):
     """Rule by which layers are dealt out to stages: as many each, or as heavy."""
@@ -65,6 +67,8 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         the gradient: one for every shape of weight, which stays.
     layer_split : LayerSplit
         How layers are dealt out to stages, where a plan may do else.
+    workspaces : Workspaces, optional
+        Those of kernel libraries, with what else stays from step to step; None: not known.
     """
 
     parameters: ParameterBytes = ParameterBytes()
@@ -80,6 +84,7 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     byte_multiples: tuple[tuple[str, float], ...] = ()
     placeholders: bool = False
     layer_split: LayerSplit = LayerSplit.EVEN
+    workspaces: Workspaces | None = None
 
 
 USUAL = FrameworkMemory()

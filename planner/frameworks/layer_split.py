@@ -5,6 +5,7 @@ Only the account of memory is made of plans split so: the fullest stage is what 
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 
 from msgspec.structs import replace
@@ -71,6 +72,21 @@ def split_by_weight(plan: Plan) -> Plan:
         if len(ends) < number - 1 and done * number > weights.total() * (len(ends) + 1):
             ends.append(position + 1)
     return _with_ends(plan, ends) if len(ends) == number - 1 else plan
+
+
+def split_as_given(plan: Plan, chunk_layers: Sequence[int]) -> Plan:
+    """Plan with so many layers in each chunk, with the embedding in the first and the loss last.
+
+    Parameters
+    ----------
+    plan : Plan
+        It stays as it is where it has another number of chunks, or none is given.
+    chunk_layers : sequence of int
+        Layers of every chunk, in model order.
+    """
+    if len(chunk_layers) != len(plan.chunks):
+        return plan
+    return _with_ends(plan, [1 + end for end in accumulate(chunk_layers[:-1])])
 
 
 def _with_ends(plan: Plan, ends: Sequence[int]) -> Plan:

@@ -26,6 +26,12 @@ from millrace.planner.frameworks.framework_memory import (
 )
 from millrace.planner.frameworks.framework_tables import framework_memory, has_account
 from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
+from millrace.planner.frameworks.resident_memory import (
+    boundary_bytes,
+    gather_bytes,
+    rounding_bytes,
+    workspace_bytes,
+)
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
 from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan
@@ -52,20 +58,26 @@ class MemoryHabit:
         The framework's, as the run has it.
     zero, zero_ranks : int, optional
         Level, and over how many replicas at most; None: as the plan has it, all of them.
+    copies : int
+        Times that split state is there, each time split over as many fewer replicas.
     gathers_again : bool
         Activations that were gathered are gathered again in the backward pass, not held.
     unread : bool
         Blocks that keep every second product keep a last one that no gradient reads.
     figure : Figure
         The figure that the source prints.
+    stage : int, optional
+        The stage whose figures it prints; None: the fullest.
     """
 
     framework: FrameworkMemory = USUAL
     zero: int | None = None
     zero_ranks: int | None = None
+    copies: int = 1
     gathers_again: bool = False
     unread: bool = False
     figure: Figure = Figure.ALLOCATED
+    stage: int | None = None
 
 
 def needed_memory(plan: Plan) -> tuple[StageMemory, ...]:
@@ -132,6 +144,13 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
     )
     passing = _passing_bytes(plan, placed, framework)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
+    resident = Counter(dict.fromkeys(range(plan.stages), framework.bucket_bytes))
+    if framework.workspaces is not None and plan.cluster.cores_per_node is None:
+        libraries = workspace_bytes(framework.workspaces, plan)
+        resident += Counter(dict.fromkeys(range(plan.stages), libraries))
+        resident += boundary_bytes(plan, placed) + _rounding(plan, placed, habit)
+        if roles(plan, plan.graph)["sequence_parallel"]:
+            resident += gather_bytes(plan, placed)
     stages = []
     for stage, planned in enumerate(memory):
         area = max(planned.temporary_bytes, logits[stage] * framework.loss_bytes)
@@ -140,9 +159,8 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
             planned,
             **({} if states is None else states[stage]),
             temporary_bytes=max(area, passed),
-            communication_bytes=planned.communication_bytes
-            + framework.bucket_bytes
-            + placeholders[stage],
+            communication_bytes=planned.communication_bytes,
+            resident_bytes=resident[stage] + placeholders[stage],
         )
         overhead = device_overhead_bytes(laid_out.arena_bytes, plan.cluster)
         stages.append(replace(laid_out, **{f"{kind}_bytes": n for kind, n in overhead.items()}))
@@ -161,8 +179,23 @@ def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
     habit : MemoryHabit
         How the run used memory, and which figure its source prints.
     """
+    return _printed(printed_stage(plan, habit).arena_bytes, plan, habit.figure)
+
+
+def printed_stage(plan: Plan, habit: MemoryHabit) -> StageMemory:
+    """Memory of the stage whose figures a source prints.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan of a run that happened.
+    habit : MemoryHabit
+        How the run used memory; without a stage of its own, the fullest counts.
+    """
+    if habit.stage is not None:
+        return framework_stages(plan, habit)[habit.stage]
     stages = framework_stages(split_layers(plan, habit.framework.layer_split), habit)
-    return _printed(max(stage.arena_bytes for stage in stages), plan, habit.figure)
+    return max(stages, key=lambda stage: stage.arena_bytes)
 
 
 def account_bytes(plan: Plan, memory: Sequence[StageMemory], figure: Figure) -> int:
@@ -205,7 +238,7 @@ def _state_bytes(
     )
     updated = _states(plan.graph)
     for stage, variable, elements, ranks in _read_elements(plan, placed):
-        ranks = min(ranks, habit.zero_ranks or ranks)
+        ranks = max(1, min(ranks, habit.zero_ranks or ranks) // habit.copies)
         for kind, size, level in parts:
             if kind != "parameter_bytes":
                 size = size if variable in updated else 0
@@ -223,6 +256,25 @@ def _states(graph: Graph) -> dict[str, int]:
             variable = str(op.attributes["variable"])
             states[variable] = states.get(variable, 0) + len(state_of(op.kind, op.attributes))
     return states
+
+
+def _rounding(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
+    """Bytes per stage by which the allocator rounds up weights and state, a tensor each.
+
+    Split state lies in flat buffers, of which there are few.
+    """
+    bytes_by_stage: Counter[int] = Counter()
+    if habit.zero != 0:
+        return bytes_by_stage
+    read = list(_read_elements(plan, placed))
+    stored = habit.framework.parameters
+    parts = (stored.weight_bytes, *(MOMENT_BYTES,) * (stored.state_bytes // MOMENT_BYTES))
+    for stage in range(plan.stages):
+        elements = [number for place, _, number, _ in read if place == stage]
+        bytes_by_stage[stage] = rounding_bytes(
+            size * number for size in parts for number in elements
+        )
+    return bytes_by_stage
 
 
 def _passing_bytes(
@@ -292,6 +344,9 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
                     if placed_op.op.kind == "embedding":
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
+                    elif placed_op.op.block == plan.graph.blocks[0]:  # positions: on all of them
+                        for axis in tensor:
+                            elements *= sizes[axis] if sbp[axis].is_split else 1
                     read[placed_op.stage, source[name]] = elements, ranks
     for (stage, variable), (elements, ranks) in read.items():
         yield stage, variable, elements, ranks

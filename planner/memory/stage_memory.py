@@ -17,9 +17,10 @@ from millrace.planner.sbp import NdSbp, local_size
 class StageMemory:
     """Bytes that every device of one stage holds at its peak, by kind.
 
-    The first six are the arena's. Activations are what another section of the schedule reads,
-    once per microbatch in flight, and what is sent; communication is what boxing brings; temporary
-    is the area that the sections share.
+    The first seven are the arena's. Resident is what a framework keeps besides from step to step
+    (workspaces of kernel libraries, buffers). Activations are what another section of the schedule
+    reads, once per microbatch in flight, and what is sent; communication is what boxing brings;
+    temporary is the area that the sections share.
     """
 
     parameter_bytes: int
@@ -28,6 +29,7 @@ class StageMemory:
     activation_bytes: int
     communication_bytes: int
     temporary_bytes: int
+    resident_bytes: int = 0
     workspace_bytes: int = 0  # of kernel libraries, and buffers of communicators
     context_bytes: int = 0
     slack_bytes: int = 0  # what an allocator reserves beyond the arena
@@ -43,6 +45,14 @@ class StageMemory:
             + self.activation_bytes
             + self.communication_bytes
             + self.temporary_bytes
+            + self.resident_bytes
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that stay between steps."""
+        return (
+            self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.resident_bytes
         )
 
     @property

@@ -22,7 +22,7 @@ from millrace.simulator.simulated_rank import Instance
 POINTS = 4000  # of a course at most; of what lies between, the largest sum is shown
 
 ACTIVATION = "activation"
-BESIDE = ("context", "workspace", "slack")  # what a device holds besides registers
+BESIDE = ("context", "resident", "workspace", "slack")  # what a device holds besides registers
 
 Ns = NDArray[np.int64]
 Changes = dict[str, list[tuple[Ns, Ns]]]  # by kind: times, and the bytes that come or go

@@ -10,6 +10,7 @@ from benchmarks.simulator.prediction_errors import (
     as_unmeasured,
     drawn,
     error_groups,
+    peak_errors,
     run_errors,
     sampled_questions,
     toml_text,
@@ -82,6 +83,15 @@ def test_runs_are_predicted_with_what_is_known_without_their_source(tmp_path: Pa
     assert set(first.frameworks) == {"megatron-core", "default"}
     assert (first.device, first.kind, second.source) == ("a100", ModelKind.DENSE, "another paper")
     assert first.deviation > second.deviation > -1
+
+
+def test_errors_of_peaks_read_back_with_the_groups():
+    peaks = peak_errors([None, *(number / 100 for number in range(-50, 51))], "a command", "today")
+    assert (peaks.rows, peaks.quantiles[0], peaks.quantiles[-1]) == (101, -0.5, 0.5)
+    assert peaks.share_above(0.25) == pytest.approx(0.25)
+    groups = error_groups([run_error(0.1)])
+    table = ErrorTable(command="a", date="2026-11-30", rows=1, groups=groups, peaks=peaks)
+    assert msgspec.toml.decode(toml_text(table), type=ErrorTable) == table
 
 
 def test_a_device_taken_as_unmeasured_has_shares_of_other_generations():

@@ -4,7 +4,7 @@ import pytest
 
 import millrace
 from millrace.figures import plan_summary
-from millrace.memory_reserve import read_reserve, reserve_on
+from millrace.memory_reserve import does_not_fit_probability, read_reserve, reserve_on
 from millrace.planner.clusters import parse_cluster
 from millrace.planner.errors import PlanError
 from millrace.planner.memory import DEFAULT_RESERVE, NO_RESERVE, Reserve
@@ -49,3 +49,15 @@ def test_a_plan_says_what_it_leaves(reserve):
     left = {None: DEFAULT_RESERVE.bytes_of(device_bytes), "0": 0, "2GiB": 2**31}[reserve]
     assert plan.memory_limit_bytes == device_bytes - left
     assert plan_summary(plan)["reserve_bytes"] == left
+
+
+def test_a_fuller_device_is_less_likely_to_fit():
+    memory = GPUS.device.memory_bytes
+    shares = [does_not_fit_probability(GPUS, round(memory * part)) for part in (0.2, 0.87, 1, 1.2)]
+    assert None not in shares
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.05
+    assert shares[1] < 0.1
+    assert shares[-1] > 0.9
+    assert does_not_fit_probability(GPUS, None) is None
+    assert does_not_fit_probability(parse_cluster("local:2", cores=2), memory) is None

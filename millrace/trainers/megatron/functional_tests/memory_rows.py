@@ -1,0 +1,231 @@
+"""Memory rows: functional tests of Megatron-LM, a column an argument, with the memory measured.
+
+The reader of Megatron's settings makes a job of them. A table has no column for every argument:
+those that it leaves out and memory depends on are in `arguments.json`, by test. The rank that logs
+is the last one, with stages one of the last stage.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace as changed
+
+from millrace.models.errors import ModelError
+from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.frameworks.framework_memory import FrameworkMemory, LossKernel, memory_of_run
+from millrace.planner.frameworks.framework_tables import framework_memory
+from millrace.planner.frameworks.peak_memory import MemoryHabit
+from millrace.planner.frameworks.resident_memory import Workspaces
+from millrace.planner.search import Pins
+from millrace.published import language
+from millrace.published.question import InexpressibleError, Question
+from millrace.published.reading import COLUMNS, Row, TableFormat, whole_number
+from millrace.trainers.job import TrainingJob
+from millrace.trainers.megatron.given_arguments import GivenArguments
+from millrace.trainers.megatron.job_of_arguments import read_job
+from millrace.trainers.megatron.job_values import MEGATRON
+from millrace.trainers.trainer import ReadSettings
+
+ARGUMENTS = Path(__file__).with_name("arguments.json")
+DEVICES = 8  # of the nodes that tests run on, where neither the row nor the test's name says it
+ONE_NODE = "_1node", 4  # end of the names of tests on one node of GB200, and its devices
+# Families whose models the reader of settings has no words for, by the begin of a test's name.
+OTHER_MODELS = {
+    "bert": "an encoder with a head for two sentences",
+    "t5": "an encoder and a decoder of different lengths",
+}
+LAST = -1  # stage of the rank that logs
+SHARDED = "optim_grads_params"  # Megatron's word for ZeRO-3
+
+
+class FunctionalTests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Arguments of tests that the table has no column for: the usual ones, and by test."""
+
+    source: str
+    usual: dict[str, Any]
+    tests: dict[str, dict[str, Any]]
+
+
+@cache
+def functional_tests() -> FunctionalTests:
+    """Arguments of all tests, from the package."""
+    return msgspec.json.decode(ARGUMENTS.read_bytes(), type=FunctionalTests)
+
+
+def question(row: Row) -> tuple[Question, Pins]:
+    """Question that a row asks, and what it pins.
+
+    Raises
+    ------
+    InexpressibleError
+        Says what the reader of settings or the planner has no words for.
+    """
+    if other := OTHER_MODELS.get(row["test"].partition("/")[0]):
+        raise InexpressibleError(f"test is `{row['test']}`: {other}, which no settings are read as")
+    try:
+        values = arguments(row)
+        job = _read(row, values).job
+        job.pins.check()
+        cluster = language.cluster(_language_row(row, job))
+        return Question(
+            model=job.model,
+            training=job.training,
+            cluster=cluster,
+            global_batch=job.global_batch,
+            keeping=_habit(row, values, job),
+            chunk_layers=job.chunk_layers or _even_layers(job),
+        ), job.pins
+    except (ModelError, ClusterError, PlanError, InfeasibleError) as error:
+        raise InexpressibleError(str(error)) from None
+
+
+def measured_s(row: Row) -> float | None:
+    """None: steps of a few milliseconds say nothing about longer ones."""
+    return None
+
+
+def peak_bytes(row: Row) -> float | None:
+    """Peak of allocated memory, in bytes."""
+    return float(whole_number(row, "mem_max_bytes"))
+
+
+def approximations(row: Row) -> list[str]:
+    """Differences between the row and its question."""
+    try:
+        read = _read(row, arguments(row))
+    except PlanError as error:
+        raise InexpressibleError(str(error)) from None
+    assumed = [] if row["gpus"] else [f"{_devices(row)} devices, as such tests have"]
+    return [*read.unplanned, *assumed]
+
+
+def framework_name(row: Row) -> str:
+    """Framework of a row: all are Megatron-Core's."""
+    return MEGATRON
+
+
+def arguments(row: Row) -> GivenArguments:
+    """Arguments of a row: those of its columns, and those that its test has besides.
+
+    Raises
+    ------
+    SettingsError
+        An argument is written in a way that cannot be read.
+    """
+    given = GivenArguments()
+    tests = functional_tests()
+    further = tests.usual | tests.tests.get(row["test"], {})
+    columns = {name: row[name] for name in ARGUMENT_COLUMNS if row.get(name)}
+    for name, value in (further | columns).items():
+        if value is not None and name != WORKSPACE:
+            given.add_pair(f"--{name}", _words(value))
+    return given
+
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# Of `apply_determinism_env`, megatron/training/determinism.py, read 2026-11.
+DETERMINISTIC = ":4096:8"
+WORKSPACE_WORDS = re.compile(r":(\d{1,6}):(\d{1,4})")
+ARGUMENT_COLUMNS = COLUMNS[TableFormat.TESTS][COLUMNS[TableFormat.TESTS].index("num-layers") :]
+
+
+def _words(value: Any) -> Any:
+    """Value of an argument; what stands in brackets is a list of words."""
+    text = str(value)
+    listed = text.startswith("[") and text.endswith("]")
+    return text[1:-1].replace(",", " ").split() if listed else value
+
+
+def _read(row: Row, values: GivenArguments) -> ReadSettings:
+    return read_job(values, 1, _devices(row), {})
+
+
+def _devices(row: Row) -> int:
+    """Devices of a row."""
+    if row["gpus"]:
+        return whole_number(row, "gpus")
+    end, devices = ONE_NODE
+    degrees = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
+    least = whole_number(row, degrees[0], 1) * whole_number(row, degrees[1], 1)
+    experts = whole_number(row, "expert-model-parallel-size", 1)
+    return max(devices if row["test"].endswith(end) else DEVICES, least, experts)
+
+
+def _language_row(row: Row, job: TrainingJob) -> Row:
+    """Row in the columns of language models that say what its devices and software are."""
+    stated: Row = dict.fromkeys(COLUMNS[TableFormat.LANGUAGE], "")
+    stated |= {
+        "framework": MEGATRON,
+        "gpu": row["platform"],
+        "gpus": str(job.devices),
+        "gpus_per_node": str(min(job.devices, DEVICES)),
+        "precision": job.model.precision,
+        "experts": str(job.model.config.get("experts") or ""),
+        "ep": row["expert-model-parallel-size"],
+        **job.software,
+    }
+    return stated
+
+
+def _habit(row: Row, values: Mapping[str, Any], job: TrainingJob) -> MemoryHabit:
+    """Memory habit of a test: Megatron's, with the test's own settings."""
+    pins = job.pins
+    fused = values["cross_entropy_loss_fusion"] and values["cross_entropy_fusion_impl"] == "te"
+    memory = memory_of_run(
+        framework_memory(MEGATRON),
+        precision=job.model.precision,
+        tp=pins.tp or 1,
+        pp=pins.pp or 1,
+        loss=LossKernel.FUSED if fused else "",
+    )
+    sharded = values["use_megatron_fsdp"] and values["data_parallel_sharding_strategy"] == SHARDED
+    zero = 3 if sharded or values["use_torch_fsdp2"] else int(pins.zero or 0)
+    return MemoryHabit(
+        framework=_as_tested(memory, row, values),
+        zero=zero,
+        copies=values["num_distributed_optimizer_instances"],
+        gathers_again=bool(pins.sequence_parallel) or (pins.cp or 1) > 1,
+        stage=LAST,
+    )
+
+
+def _even_layers(job: TrainingJob) -> tuple[int, ...]:
+    """Layers of every chunk where they are even; the search may deal them out otherwise."""
+    chunks = (job.pins.pp or 1) * (job.pins.interleave or 1)
+    return (int(job.model.config["layers"]) // chunks,) * chunks  # type: ignore[arg-type]
+
+
+def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> FrameworkMemory:
+    """Memory of a framework with what a test keeps of a parameter, and with its libraries."""
+    stored = memory.parameters
+    if values["grad_reduce_in_bf16"]:
+        stored = changed(stored, gradient_bytes=2)
+    elif values["fp16"] and not values["accumulate_allreduce_grads_in_fp32"]:
+        # Copies of gradients in float32 stay until the next step (`Float16OptimizerWithFloat16
+        # Params._copy_model_grads_to_main_grads`, core/optimizer/optimizer.py, read 2026-11).
+        stored = changed(stored, gradient_bytes=2, state_bytes=stored.state_bytes + 4)
+    local = values["transformer_impl"] == "local"
+    tests = functional_tests()
+    said = (tests.usual | tests.tests.get(row["test"], {})).get(WORKSPACE) or ""
+    if values["deterministic_mode"]:
+        said = said or DETERMINISTIC
+    sizes = [int(size) * int(count) * 2**10 for size, count in WORKSPACE_WORDS.findall(said)]
+    scores = 0
+    if local and values["attention_backend"] != "flash":
+        # Scores of a layer, which all layers share (`matmul_input_buffer`,
+        # core/transformer/dot_product_attention.py, read 2026-11).
+        heads = values["num_attention_heads"] // values["tensor_model_parallel_size"]
+        scores = 2 * values["micro_batch_size"] * heads * values["seq_length"] ** 2
+    return changed(
+        memory,
+        parameters=stored,
+        workspaces=Workspaces(
+            engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
+        ),
+        placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
+        bucket_bytes=scores,
+    )

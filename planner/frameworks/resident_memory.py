@@ -1,0 +1,172 @@
+"""Resident memory: what a framework allocates once and keeps from step to step, by cause.
+
+Workspaces of kernel libraries come from PyTorch's allocator, so that it counts them as allocated;
+so do tensors that a stage exchanged with its neighbours and that nobody gave back yet.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from millrace.models.graph import GLOBAL_BLOCK, Phase, Rate
+from millrace.models.labels import EXPERT
+from millrace.planner.compile.placement import PlacedOp
+from millrace.planner.plan import Plan
+from millrace.planner.sbp import local_size
+
+MIB = 2**20
+# Begins of the names of NVIDIA's devices before Hopper, and of Hopper.
+BEFORE_HOPPER = ("v100", "a100", "a800", "a40", "a10", "l40", "l4", "t4", "rtx")
+HOPPER = ("h100", "h200", "h800", "h20", "gh200")
+# PyTorch's workspace of a cuBLAS handle on a stream: `:4096:2:16:8`, 32 MiB on Hopper
+# (`parseChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp, read 2026-11; its newest
+# releases have 32 MiB on Blackwell too, those that most measured runs had do not).
+CUBLAS_BYTES, CUBLAS_BYTES_OF_HOPPER = 8 * MIB + MIB // 8, 32 * MIB
+HANDLES = 2  # of the thread that calls forward, and of autograd's for the backward pass
+# Transformer Engine's workspace of a stream of products (`get_cublas_workspace_size_bytes`,
+# pytorch/module/base.py, read 2026-11).
+ENGINE_BYTES, ENGINE_BYTES_BEFORE_HOPPER = 32 * MIB, 4 * MIB
+GROUPED_STREAMS = 4  # of its grouped products, a workspace each (`get_num_cublas_streams`)
+BOUNDARIES = 2  # of a chunk: what the stage before sent, and the gradient that goes back
+
+
+class Workspaces(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Workspaces of the kernel libraries that a framework calls.
+
+    Attributes
+    ----------
+    engine : bool
+        Products are Transformer Engine's.
+    grouped : bool
+        Experts' products are its grouped ones.
+    cublas_bytes : int
+        Of a handle, where `CUBLAS_WORKSPACE_CONFIG` says it; 0: by the device.
+    """
+
+    engine: bool = False
+    grouped: bool = True
+    cublas_bytes: int = 0
+
+
+def workspace_bytes(workspaces: Workspaces, plan: Plan) -> int:
+    """Bytes of the workspaces of kernel libraries on every device of a plan.
+
+    Parameters
+    ----------
+    workspaces : Workspaces
+        Those of the framework.
+    plan : Plan
+        Its cluster has the device, its graph the experts.
+    """
+    device = plan.cluster.device.name
+    earlier = device.startswith(BEFORE_HOPPER)
+    cublas = CUBLAS_BYTES_OF_HOPPER if device.startswith(HOPPER) else CUBLAS_BYTES
+    needed = HANDLES * (workspaces.cublas_bytes or cublas)
+    if workspaces.engine:
+        experts = workspaces.grouped and any(
+            op.kind == "matmul" and EXPERT in op.labels for op in plan.graph.ops
+        )
+        each = ENGINE_BYTES_BEFORE_HOPPER if earlier else ENGINE_BYTES
+        needed += each * (1 + (GROUPED_STREAMS if experts else 0))
+    return needed
+
+
+def boundary_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+    """Bytes per stage of the tensors of a microbatch that it exchanged with other stages.
+
+    Sent and received tensors stay until their process group lets them go, which it does when the
+    next collective comes (`TensorShelf`, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, read
+    2026-11): of every chunk the last ones.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with its mesh and graph.
+    placed : tuple of PlacedOp
+        Its ops, in order.
+    """
+    makers, tensors = plan.graph.makers, plan.graph.tensors_by_name
+    home = {choice.block: k for k, chunk in enumerate(plan.chunks) for choice in chunk.blocks}
+    received: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for placed_op in placed:
+        op = placed_op.op
+        if op.phase is not Phase.FORWARD or op.block == GLOBAL_BLOCK:
+            continue
+        for name, sbp in zip(op.inputs, placed_op.inputs, strict=True):
+            tensor, maker = tensors[name], makers.get(name)
+            if maker is None or maker.block == GLOBAL_BLOCK or tensor.rate is not Rate.MICROBATCH:
+                continue
+            if maker.kind not in ("repeat", "input") and home[maker.block] < home[op.block]:
+                size = 2 * local_size(tensor.shape, sbp, plan.mesh.sizes)
+                least = received[home[op.block]].get(name, size)
+                received[home[op.block]][name] = min(size, least)
+    bytes_by_stage: Counter[int] = Counter()
+    for chunk, sizes in received.items():
+        bytes_by_stage[plan.chunks[chunk].stage] += BOUNDARIES * sum(sizes.values())
+    return bytes_by_stage
+
+
+# PyTorch's caching allocator: requests above 1 MiB share segments of 20 MiB, those of 10 MiB and
+# more get one of their own in steps of 2 MiB; what is left of a segment goes with its last block
+# where it is no more than 1 MiB (kSmallSize, kLargeBuffer, kMinLargeAlloc, kRoundLarge and
+# `should_split`, c10/cuda/CUDACachingAllocator.cpp, read 2026-11).
+SHARED_SEGMENT, ALONE_FROM, ALONE_STEP, REST = 20 * MIB, 10 * MIB, 2 * MIB, MIB
+
+
+def rounding_bytes(sizes: Iterable[int]) -> int:
+    """Bytes by which PyTorch's allocator rounds up tensors, allocated in their order.
+
+    Parameters
+    ----------
+    sizes : iterable of int
+        Bytes of every tensor.
+
+    Examples
+    --------
+    >>> rounding_bytes([11 * MIB + MIB // 2]), rounding_bytes([19 * MIB // 2] * 2)
+    (524288, 1048576)
+    """
+    free: list[int] = []
+    rounded = 0
+    for size in sizes:
+        if size <= REST:
+            continue
+        fitting = sorted(room for room in free if room >= size)
+        if fitting:
+            segment = fitting[0]
+            free.remove(segment)
+        else:
+            alone = -(-size // ALONE_STEP) * ALONE_STEP
+            segment = alone if size >= ALONE_FROM else SHARED_SEGMENT
+        left = segment - size
+        if left > REST:
+            free.append(left)
+        else:
+            rounded += left
+    return rounded
+
+
+def gather_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
+    """Bytes per stage of the buffer in which the input of a split head is gathered.
+
+    All calls share it, and it stays (`get_global_memory_buffer`, megatron/core/tensor_parallel/
+    layers.py, read 2026-11).
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, with sequence parallelism.
+    placed : tuple of PlacedOp
+        Its ops, in order.
+    """
+    tensors = plan.graph.tensors_by_name
+    logits = {op.inputs[0] for op in plan.graph.ops if op.kind == "cross_entropy"}
+    bytes_by_stage: Counter[int] = Counter()
+    for placed_op in placed:
+        op = placed_op.op
+        if op.phase is Phase.FORWARD and op.kind == "matmul" and logits.intersection(op.outputs):
+            read = tensors[op.inputs[0]]
+            size = 2 * local_size(read.shape, placed_op.inputs[0], plan.mesh.sizes)
+            bytes_by_stage[placed_op.stage] = max(size, bytes_by_stage[placed_op.stage])
+    return bytes_by_stage
