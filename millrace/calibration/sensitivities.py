@@ -30,10 +30,11 @@ from millrace.published.validation import RowQuestion, Told, answered
 from millrace.simulator import FastPrediction
 
 NUDGE = 0.08  # by which a logarithm is moved
+HOST_NUDGE = 0.3  # that of a launch: it begins to count where launches outlast what they launch
 SHARES = (*DEVICE_FIELDS, "loss")
 
 # Below these shares of a step launches, and meetings, are taken to change nothing.
-LAUNCHES, MEETINGS = 0.4, 0.03
+LAUNCHES, MEETINGS = 0.3, 0.03
 
 FIDELITY = "stage"  # of slopes; residuals are those of what is predicted
 
@@ -141,7 +142,7 @@ def _slopes(job: SlopeJob, planned_run: PlannedQuestion, now: FastPrediction) ->
         field = alike[0].field
         # Shares and losses end at 1: what is near moves down.
         down = field in SHARES and value_in(cluster, field) * exp(NUDGE) > 1
-        by = -NUDGE if down else NUDGE
+        by = HOST_NUDGE if field == "host_ns" else -NUDGE if down else NUDGE
         moved = scaled(cluster, {alike[0]: exp(by)})
         slope = 0.0
         if field in simulated_fields:
