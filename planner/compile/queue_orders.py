@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from millrace.planner.actors.graph import ActorGraph, Leave, Meeting, Program, Queue
 from millrace.planner.actors.protocol import ActorProtocol
 from millrace.planner.actors.rendezvous import Arrival, Rendezvous
-from millrace.planner.collectives import EXPERT_EXCHANGE
+from millrace.planner.collectives import ALONE
 from millrace.planner.compile.slots import Timetable, lifetimes
 from millrace.planner.compile.stage_ir import SLOT_PARTS, StageIR
 from millrace.planner.costs.launch_overhead import Pacing, launch_offsets
@@ -104,7 +104,7 @@ def _pieces(draft: StageIR, run: Sequence[int]) -> list[list[int]]:
         maker
         for makers in bringing.values()
         for maker, meeting in makers.items()
-        if meeting.kind == EXPERT_EXCHANGE
+        if meeting.copies != ALONE
     }
     pieces: list[list[int]] = [[]]
     begun = run[0]

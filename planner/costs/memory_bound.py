@@ -51,18 +51,18 @@ SAME_PASS = frozenset({"channel_squares"})
 
 # Share of the bandwidth that a memory reaches at which the operands of a recurrence seem to move.
 RECURRENCE_RATES = {
-    "state_space_scan": 0.257,
-    "state_space_scan_grad": 0.107,
-    "delta_rule": 0.133,
-    "delta_rule_grad": 0.066,
+    "state_space_scan": 0.299,
+    "state_space_scan_grad": 0.125,
+    "delta_rule": 0.155,
+    "delta_rule_grad": 0.077,
 }
 
 # The same where every row of a state has a decay of its own (gated linear attention, Kimi's).
 ROW_DECAY_RATES = {
-    "state_space_scan": 0.056,
-    "state_space_scan_grad": 0.027,
-    "delta_rule": 0.089,
-    "delta_rule_grad": 0.040,
+    "state_space_scan": 0.065,
+    "state_space_scan_grad": 0.031,
+    "delta_rule": 0.104,
+    "delta_rule_grad": 0.047,
 }
 
 _KEY, _VALUE, _DECAY = 1, 2, 3  # inputs of a recurrence

@@ -46,7 +46,7 @@ def test_cost_per_token_may_use_fewer_devices(call):
         (("--cluster", "a100-sxm-80gb:8x1", "--dp", "8"), 1, "--global-batch 8"),
         (("--cluster", "a100-sxm-80gb:2x1", "--dp", "3"), 1, "do not divide the 2"),
         (
-            ("--cluster", "a100-sxm-80gb:1x1", "--memory-limit", "560MiB", "--offload", "none"),
+            ("--cluster", "a100-sxm-80gb:1x1", "--memory-limit", "592MiB", "--offload", "none"),
             1,
             "It fits with --offload optimizer",
         ),
