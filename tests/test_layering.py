@@ -90,7 +90,7 @@ BUDGET = {
     "planner": 23_268,
     "simulator": 3_408,
     "executor": 28_289,
-    "millrace": 26_628,
+    "millrace": 26_629,
     "tests": 54_513,
     "benchmarks": 10_526,
 }
