@@ -120,6 +120,20 @@ class MeasurementQuality(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return max(waited, self.spread or 0.0)
 
 
+# Names of data-center devices begin so, by generation: their multiprocessors are alike.
+GENERATIONS = {
+    "volta": ("v100",),
+    "ampere": ("a100", "a800"),
+    "hopper": ("h100", "h200", "h800", "h20", "gh200"),
+    "blackwell": ("b200", "b300", "gb200", "gb300"),
+}
+
+
+def generation(name: str) -> str:
+    """Generation of a device by its name; empty where it is of none that was measured."""
+    return next((era for era, heads in GENERATIONS.items() if name.startswith(heads)), "")
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of device.
 

@@ -13,9 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from millrace.models.arrays import Floats
-from millrace.planner.cluster import Cluster
+from millrace.planner.cluster import Cluster, generation
 from millrace.planner.clusters import device, framework
-from millrace.planner.clusters.assumed_shares import GENERATIONS
 from millrace.planner.costs.op_batch import NARROW
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.published.question import Question
@@ -59,8 +58,7 @@ class FittedParameter(NamedTuple):
         """Name of the pool that it shares its deviation with."""
         if self.field in SOFTWARE_FIELDS:
             return self.field
-        generations = (name for name, heads in GENERATIONS.items() if self.owner.startswith(heads))
-        return f"{next(generations, self.owner)} {self.field}"
+        return f"{generation(self.owner) or self.owner} {self.field}"
 
     @property
     def belief(self) -> Prior:

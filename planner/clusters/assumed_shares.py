@@ -11,24 +11,14 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from millrace.planner.cluster import generation
+
 SHARES = ("matmul_efficiency", "memory_efficiency", "attention_efficiency")
 # Products in eight bits, where the share of other products is left out too.
 NARROW_SHARE = "narrow_efficiency"
 
-# Names of data-center devices begin so, by generation: their multiprocessors are alike.
-GENERATIONS = {
-    "volta": ("v100",),
-    "ampere": ("a100", "a800"),
-    "hopper": ("h100", "h200", "h800", "h20", "gh200"),
-    "blackwell": ("b200", "b300", "gb200", "gb300"),
-}
 # A device that has none of these is no accelerator, and its shares say nothing of one.
 MATRIX_PRECISIONS = {"fp16", "bf16"}
-
-
-def generation(name: str) -> str:
-    """Generation of a device by its name; empty where it is of none that was measured."""
-    return next((era for era, heads in GENERATIONS.items() if name.startswith(heads)), "")
 
 
 @lru_cache(maxsize=1)

@@ -49,20 +49,21 @@ EXPERT_BIAS = {"add": 28 / 4 / 3, "sum": 36 / 2 / 3}
 # Kinds that read what another kind reads, in the same pass: a batch norm's sums and squares.
 SAME_PASS = frozenset({"channel_squares"})
 
-# Share of the bandwidth that a memory reaches at which the operands of a recurrence seem to move.
+# Share of the data sheet's bandwidth at which the operands of a recurrence seem to move: no fit of
+# what a memory reaches changes it.
 RECURRENCE_RATES = {
-    "state_space_scan": 0.299,
-    "state_space_scan_grad": 0.125,
-    "delta_rule": 0.155,
-    "delta_rule_grad": 0.077,
+    "state_space_scan": 0.157,
+    "state_space_scan_grad": 0.065,
+    "delta_rule": 0.081,
+    "delta_rule_grad": 0.040,
 }
 
 # The same where every row of a state has a decay of its own (gated linear attention, Kimi's).
 ROW_DECAY_RATES = {
-    "state_space_scan": 0.065,
-    "state_space_scan_grad": 0.031,
-    "delta_rule": 0.104,
-    "delta_rule_grad": 0.047,
+    "state_space_scan": 0.034,
+    "state_space_scan_grad": 0.0164,
+    "delta_rule": 0.054,
+    "delta_rule_grad": 0.0244,
 }
 
 _KEY, _VALUE, _DECAY = 1, 2, 3  # inputs of a recurrence
@@ -106,7 +107,7 @@ def recurrence_seconds(firings: OpFirings, device: Device) -> Floats:
     by_row = operands[_KEY][-1] in operands[_DECAY]
     rate = (ROW_DECAY_RATES if by_row else RECURRENCE_RATES)[firings.kind]
     moved: Floats = points * ITEM_BYTES.get(firings.precision, 4)
-    return moved / (bandwidth_bytes_per_s(device) * rate)
+    return moved / (device.memory_bandwidth_bytes_per_s * rate)
 
 
 def _of_experts(labels: str) -> bool:

@@ -10,15 +10,13 @@ from collections.abc import Iterable
 import msgspec
 
 from millrace.models.graph import GLOBAL_BLOCK, Phase, Rate
-from millrace.models.labels import EXPERT
+from millrace.models.labels import EXPERT, parse
+from millrace.planner.cluster import generation
 from millrace.planner.compile.placement import PlacedOp
 from millrace.planner.plan import Plan
 from millrace.planner.sbp import local_size
 
 MIB = 2**20
-# Begins of the names of NVIDIA's devices before Hopper, and of Hopper.
-BEFORE_HOPPER = ("v100", "a100", "a800", "a40", "a10", "l40", "l4", "t4", "rtx")
-HOPPER = ("h100", "h200", "h800", "h20", "gh200")
 # PyTorch's workspace of a cuBLAS handle on a stream: `:4096:2:16:8`, 32 MiB on Hopper
 # (`parseChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp, read 2026-11; its newest
 # releases have 32 MiB on Blackwell too, those that most measured runs had do not).
@@ -59,15 +57,14 @@ def workspace_bytes(workspaces: Workspaces, plan: Plan) -> int:
     plan : Plan
         Its cluster has the device, its graph the experts.
     """
-    device = plan.cluster.device.name
-    earlier = device.startswith(BEFORE_HOPPER)
-    cublas = CUBLAS_BYTES_OF_HOPPER if device.startswith(HOPPER) else CUBLAS_BYTES
+    era = generation(plan.cluster.device.name)
+    cublas = CUBLAS_BYTES_OF_HOPPER if era == "hopper" else CUBLAS_BYTES
     needed = HANDLES * (workspaces.cublas_bytes or cublas)
     if workspaces.engine:
         experts = workspaces.grouped and any(
-            op.kind == "matmul" and EXPERT in op.labels for op in plan.graph.ops
+            op.kind == "matmul" and EXPERT in parse(op.labels).labels for op in plan.graph.ops
         )
-        each = ENGINE_BYTES_BEFORE_HOPPER if earlier else ENGINE_BYTES
+        each = ENGINE_BYTES if era in ("hopper", "blackwell") else ENGINE_BYTES_BEFORE_HOPPER
         needed += each * (1 + (GROUPED_STREAMS if experts else 0))
     return needed
 
