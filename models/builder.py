@@ -46,7 +46,8 @@ PRECISIONS = {
         "float32", "bfloat16"
     ),  # linear layers compute in 8 bits: `millrace.models.fp8`
     "mxfp8": Precision("float32", "bfloat16"),
-    "nvfp4": Precision("float32", "bfloat16"),  # in 4 bits
+    "mxfp4": Precision("float32", "bfloat16"),  # in 4 bits
+    "nvfp4": Precision("float32", "bfloat16"),
 }
 
 FLOATING_SOURCES = ("features", "images")
@@ -73,7 +74,7 @@ class GraphBuilder:
     tokens_per_sample : int
         Tokens that one sample counts for.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8 or nvfp4.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4.
 
     Examples
     --------

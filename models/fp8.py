@@ -28,7 +28,7 @@ from millrace.models.ops import kinds_where
 from millrace.models.ops.pointwise_ops import ACTIVATIONS
 
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in one of `NARROW`
-NARROW = ("fp8", "mxfp8", "nvfp4")
+NARROW = ("fp8", "mxfp8", "mxfp4", "nvfp4")
 EPILOGUE = "epilogue"  # attribute of a `quantise` that rounds what an activation made
 
 # Kinds of op between two products of a layer, and their gradients.
@@ -51,7 +51,7 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
     graph : Graph
         A forward graph in 16 bits, without quantised products.
     precision : str
-        fp8, mxfp8 or nvfp4; becomes the attribute `arithmetic` of the products.
+        fp8, mxfp8, mxfp4 or nvfp4; becomes the attribute `arithmetic` of the products.
 
     Raises
     ------

@@ -16,9 +16,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `config` holds the family's own fields (`gpt`: layers, hidden, heads, ffn_hidden, vocab,
     positions; `function`: none, its `name` is `package.module:function`; `graph`: none, `graph`
-    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16, fp16, fp8, mxfp8
-    or nvfp4: 16-bit kinds keep float32 variables and compute in 16 bits; narrower kinds do as bf16,
-    but for the products of linear layers.
+    holds the imported forward graph). `precision` is fp64, fp32, tf32, bf16, fp16, fp8, mxfp8,
+    mxfp4 or nvfp4: 16-bit kinds keep float32 variables and compute in 16 bits; narrower kinds do as
+    bf16, but for the products of linear layers.
     """
 
     name: str
@@ -67,8 +67,9 @@ def graph_spec(graph: Graph, precision: str) -> ModelSpec:
     graph : Graph
         Its forward graph, checked when it is built; gives the name and the tokens of a sample.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8 or nvfp4, with which the dtypes of `graph` agree (a
-        narrower kind than 16 bits: with bf16, its products are quantised when it is built).
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4, with which the dtypes
+        of `graph` agree (a narrower kind than 16 bits: with bf16, its products are quantised when
+        it is built).
     """
     return ModelSpec(
         name=graph.name,

@@ -86,12 +86,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 18_717,
-    "planner": 23_267,
+    "models": 18_718,
+    "planner": 23_268,
     "simulator": 3_408,
     "executor": 28_289,
     "millrace": 26_627,
-    "tests": 54_513,
+    "tests": 54_519,
     "benchmarks": 10_526,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

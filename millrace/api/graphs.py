@@ -24,7 +24,7 @@ def build(
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8: what the model computes in.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4: what the model computes in.
 
     Returns
     -------

@@ -262,8 +262,8 @@ def plan(
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str, optional
-        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8. By default bf16, or fp16, on devices of the
-        catalogue that have it, else fp32.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4. By default bf16, or
+        fp16, on devices of the catalogue that have it, else fp32.
     framework : str, optional
         Framework that runs the plan, which keeps to what that can run. By default the cluster's, or
         else megatron-core on GPUs, jax-xla on TPUs, Millrace on this machine; `any` has the whole

@@ -30,7 +30,7 @@ CHECKED_BYTES = 2**30  # of all its tensors, which the check keeps
 TOLERANCE = 1e-4  # of a gradient's largest value: fp32 through some ten layers
 _SMALL = 1e-3  # of the largest gradient: below it one is rounding alone (the bias of keys)
 _ROUNDINGS = 10  # how much further than PyTorch's own fp32 from fp64 an import may be
-SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")  # NumPy has no such arithmetic
+SIXTEEN = ("bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4")  # NumPy has no such arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

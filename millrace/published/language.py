@@ -42,7 +42,7 @@ GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 BIASED = ("gpt-oss",)
 
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
-NEAREST = {"mxfp4": "mxfp8", "fp4": "mxfp8", "mxfp8": "bf16", "fp8": "bf16", "": "bf16"}
+NEAREST = {"fp4": "nvfp4", "": "bf16"}
 
 ZEROS = ("0", "1", "2", "3", "3-hybrid")
 SUBSET = "full (subset of layers)"
@@ -136,9 +136,7 @@ def model(row: Row) -> ModelSpec:
 def precision_of(row: Row) -> str:
     """Precision of a row, or the nearest that models are built in."""
     precision = choice(row, "precision", (*PRECISIONS, *NEAREST))
-    while precision not in PRECISIONS:
-        precision = NEAREST[precision]
-    return precision
+    return NEAREST.get(precision, precision)
 
 
 def _gpt(row: Row) -> Config:

@@ -30,7 +30,7 @@ def in_precision(plan: Plan, precision: str) -> Plan:
     plan : Plan
         Its mesh, stages and schedule stay, and so do the layouts of all ops that both have.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8 or mxfp8.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4.
 
     Returns
     -------

@@ -62,7 +62,7 @@ def open_model(
     seq_len : int, optional
         Tokens of a sample; the model's longest, or what the file fixes, by default.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8 or nvfp4.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4.
     told : callable, optional
         Told in words what the user should know of an import.
     check : callable, optional

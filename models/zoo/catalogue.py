@@ -62,7 +62,7 @@ def model_spec(name: str, seq_len: int | None = None, precision: str = "fp32") -
     seq_len : int, optional
         Tokens of a sample; the model's longest by default.
     precision : str
-        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8 or nvfp4.
+        fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4 or nvfp4.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def build(spec: ModelSpec, batch: int) -> Graph:
     ----------
     spec : ModelSpec
         A model of the zoo, a function's or an imported one; products of linear layers are quantised
-        where its precision is fp8, mxfp8 or nvfp4.
+        where its precision is fp8, mxfp8, mxfp4 or nvfp4.
     batch : int
         Samples of a microbatch, 1 or more.
 

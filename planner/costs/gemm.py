@@ -46,7 +46,7 @@ TILE_REUSE = 10.0
 TILE_ENDS_BYTES = 256
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1}
-ITEM_BYTES |= {"nvfp4": 1}  # a half; dims are as if they were whole bytes
+ITEM_BYTES |= {"mxfp4": 1, "nvfp4": 1}  # a half; dims are as if they were whole bytes
 ALIGNED_BYTES = 16  # dims are multiples of this in bytes (the guide, section 4.2)
 PARTIAL_BYTES = 4  # parts of a cut contraction are summed in fp32
 

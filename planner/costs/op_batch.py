@@ -34,6 +34,9 @@ SAMPLE_BYTES = 2048
 # Formats of eight or four bits that a product may be done in (attribute `arithmetic` of its op):
 # rows of `Device.flops_per_s` whose rate they have, the first that there is.
 NARROW = {"fp8": ("fp8",), "mxfp8": ("mxfp8", "fp8"), "nvfp4": ("nvfp4",)}
+# Blackwell multiplies both formats of four bits at one rate (PTX ISA 8.8, tcgen05.mma, kinds mxf4
+# and mxf4nvf4, read 2026-11).
+NARROW |= {"mxfp4": ("mxfp4", "nvfp4")}
 
 
 class OpFirings(NamedTuple):
@@ -155,7 +158,8 @@ def peak_flops_per_s(device: Device, precision: str) -> float:
     device : Device
         Its `flops_per_s` lists a rate per precision.
     precision : str
-        As `precision_of` gives it; mxfp8 has fp8's rate where the device lists none of its own.
+        As `precision_of` gives it; mxfp8 has fp8's rate, and mxfp4 nvfp4's, where the device
+        lists none of its own.
 
     Raises
     ------

@@ -102,7 +102,7 @@ def test_narrow_copies_are_made_again_where_a_block_recomputes(mode: str) -> Non
     )
 
 
-@pytest.mark.parametrize("other", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("other", ["mxfp8", "mxfp4", "nvfp4"])
 def test_other_narrow_formats_are_written_alike(other: str) -> None:
     ways = [trained("gpt", precision) for precision in ("fp8", other)]
     assert {op.attributes[ARITHMETIC] for op in narrow(ways[1])} == {other}

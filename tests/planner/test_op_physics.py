@@ -135,6 +135,12 @@ def test_four_bits_are_faster_than_eight_where_a_device_has_them() -> None:
             for arithmetic in ("nvfp4", "fp8")
         )
         assert four < eight, name
+        assert four == matmul_ns(size, size, size, device(name), arithmetic="mxfp4")
+    assert matmul_ns(size, size, size, device("mi355x"), arithmetic="mxfp4") < matmul_ns(
+        size, size, size, device("mi355x"), arithmetic="mxfp8"
+    )
+    with pytest.raises(ClusterError, match="`mi355x` has no nvfp4 arithmetic"):
+        matmul_ns(8, 8, 8, device("mi355x"), arithmetic="nvfp4")
     with pytest.raises(ClusterError, match="`h100-sxm-80gb` has no nvfp4 arithmetic"):
         matmul_ns(8, 8, 8, device("h100-sxm-80gb"), arithmetic="nvfp4")
 

@@ -4,7 +4,7 @@ A page of help and a completion wait for nothing but these. Beside each stands i
 `tests/millrace/test_help.py` holds the two equal.
 """
 
-PRECISIONS = "fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, nvfp4"  # millrace.models.builder
+PRECISIONS = "fp64, fp32, tf32, bf16, fp16, fp8, mxfp8, mxfp4, nvfp4"  # millrace.models.builder
 SCHEDULES = (  # millrace.planner.schedules
     "gpipe, 1f1b, eager-1f1b, interleaved-1f1b, zb-h1, zb-v, dualpipe-v"
 )

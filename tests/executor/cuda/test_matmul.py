@@ -223,7 +223,7 @@ def test_a_product_computes_in_what_its_operands_and_the_run_say(dtype, run, exp
     assert product.arithmetic == expected
 
 
-@pytest.mark.parametrize("narrow", ["fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("narrow", ["fp8", "mxfp8", "mxfp4", "nvfp4"])
 def test_a_product_in_8_bits_is_refused_with_what_to_do(narrow: str):
     shards = [
         Shard(global_shape=s, offsets=(0, 0), shape=s, dtype="bfloat16") for s in [(2, 2)] * 3

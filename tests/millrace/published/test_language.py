@@ -165,7 +165,7 @@ def test_attention_and_precision_are_the_rows_and_what_is_not_known_is_the_neare
     asked, _ = question(row(flash_attention="0", precision="fp8", gpu="h100-sxm-80gb"))
     assert (asked.training.attention, asked.model.precision) == ("unfused", "fp8")
     fp4_row = row(precision="fp4", dp="16", notes="zero1=8; recompute_num_layers=3; alpha=0.5")
-    assert model(fp4_row).precision == "mxfp8"
+    assert model(fp4_row).precision == "nvfp4"
     assert [note.split()[0] for note in approximations(fp4_row)] == [
         "precision",
         "recompute_num_layers=3:",
