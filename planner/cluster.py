@@ -126,6 +126,7 @@ GENERATIONS = {
     "ampere": ("a100", "a800"),
     "hopper": ("h100", "h200", "h800", "h20", "gh200"),
     "blackwell": ("b200", "b300", "gb200", "gb300"),
+    "tpu": ("tpu-",),
 }
 
 

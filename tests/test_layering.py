@@ -87,12 +87,12 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_718,
-    "planner": 23_268,
+    "planner": 23_269,
     "simulator": 3_408,
     "executor": 28_289,
-    "millrace": 26_627,
-    "tests": 54_519,
-    "benchmarks": 10_526,
+    "millrace": 26_631,
+    "tests": 54_520,
+    "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")
 

@@ -10,10 +10,11 @@ on two cores. Every row of tier A is planned, and simulated once per figure that
   this may be off by, the share of that which rows say, and the sources that move it most. A figure
   of which rows say hardly anything is *at its prior* (that of its pool).
 
-Options: `--every K` takes each K-th row; `--steps N` takes N Gauss-Newton steps (2), each from
-where the one before has led; `--rows N` names the N rows that move every figure most (0);
-`--processes P`; `--keep FILE` keeps the sensitivities (npz); `--write` changes the catalogue's
-files and the frameworks' settings in place.
+Options: `--device HEAD` takes the rows of both tiers on devices whose names begin so, and leaves
+all other figures as they are (`tpu`: no row of tier A is on a TPU); `--every K` takes each K-th
+row; `--steps N` takes N Gauss-Newton steps (2), each from where the one before has led; `--rows N`
+names the N rows that move every figure most (0); `--processes P`; `--keep FILE` keeps the
+sensitivities (npz); `--write` changes the catalogue's files and the frameworks' settings in place.
 """
 
 import gc
@@ -45,6 +46,7 @@ DIGITS = 3
 def main(
     tables: list[Path],
     every: int = 1,
+    device: str = "",
     processes: int = os.cpu_count() or 1,
     write: Annotated[bool, typer.Option("--write")] = False,
     keep: Annotated[Path | None, typer.Option()] = None,
@@ -53,7 +55,7 @@ def main(
 ) -> None:
     """Fit and print, and write where wanted."""
     gc.set_threshold(*COLLECTED)
-    asked = [question for path in tables for question in _row_questions(path)][::every]
+    asked = [question for path in tables for question in _row_questions(path, device)][::every]
     told = 0
 
     def report_progress(done: int, of: int) -> None:
@@ -67,7 +69,7 @@ def main(
         f"measured), and ½ (x - mean)ᵀ C⁻¹ (x - mean) of the figures' logarithms x"
     )
     step = None
-    for number, step in enumerate(fit_steps(asked, steps, processes, report_progress)):
+    for number, step in enumerate(fit_steps(asked, steps, processes, report_progress, device)):
         _print_step(f"after step {number}" if number else "before", step)
     assert step is not None, "there is a step at least"
     _print_errors(f"expected after step {steps}", step.fit.residuals)
@@ -79,12 +81,16 @@ def main(
     for figure in figures:
         _print_figure(figure, answers, asked, rows)
     if write:
-        _write(figures)
+        _write(figures, f"{SAID[:-1]} --device {device})" if device else SAID)
 
 
-def _row_questions(path: Path) -> list[RowQuestion]:
+def _row_questions(path: Path, device: str) -> list[RowQuestion]:
     table = read_table(path)
-    return [ask(row, table.layout) for row in table.rows if row["tier"] == "A"]
+    return [
+        ask(row, table.layout)
+        for row in table.rows
+        if (row["gpu"].startswith(device) if device else row["tier"] == "A")
+    ]
 
 
 def _print_step(name: str, step: FitStep) -> None:
@@ -126,11 +132,11 @@ def _percent(change: float) -> str:
     return f"{np.expm1(change):+.1%}"
 
 
-def _write(figures: tuple[FigureInfluence, ...]) -> None:
+def _write(figures: tuple[FigureInfluence, ...], fitted_on: str) -> None:
     root = Path(millrace.planner.__file__).parent
     for figure in figures:
         parameter, value = figure.parameter, figure.value
-        said = BELIEVED if figure.at_prior else SAID
+        said = BELIEVED if figure.at_prior else fitted_on
         if parameter.field in DEVICE_FIELDS:
             path = root / "catalogue" / f"{parameter.owner}.toml"
             _put(path, "device", parameter.field, min(value, 1.0), said)

@@ -28,6 +28,7 @@ def fit_steps(
     steps: int,
     processes: int = 1,
     told: Told = lambda done, of: None,
+    owners: str = "",
 ) -> Iterator[FitStep]:
     """Steps of a fit, one after another.
 
@@ -41,10 +42,12 @@ def fit_steps(
         Worker processes; what comes out does not depend on them.
     told : callable
         Called with how many questions of a step are answered, and how many there are.
+    owners : str
+        Begin of the names of the devices or frameworks whose figures are fitted; blank: of all.
     """
     factors: dict[FittedParameter, float] = {}
     for _ in range(steps):
-        answers = sensitivities_of(asked, processes, told, factors)
+        answers = sensitivities_of(asked, processes, told, factors, owners)
         fit = fitted(answers.parameters, answers.now, answers.slopes, answers.residuals)
         yield FitStep(
             sensitivities=answers,

@@ -72,11 +72,13 @@ def sensitivities_of(
     processes: int,
     told: Told = lambda done, of: None,
     factors: Mapping[FittedParameter, float] = NONE_MOVED,
+    owners: str = "",
 ) -> Sensitivities:
     """Find the sensitivities of these rows' predictions to the parameters they depend on.
 
     Rows that cannot be expressed are left out. The derivatives are taken where the parameters have
-    `factors` times the values that are kept.
+    `factors` times the values that are kept, by the parameters of `owners`: devices or frameworks
+    whose names begin so.
     """
     jobs: dict[object, SlopeJob] = {}
     places: dict[int, object] = {}
@@ -99,18 +101,19 @@ def sensitivities_of(
     parameters = dict.fromkeys(default_parameters())
     for _, slopes in answers.values():
         parameters |= dict.fromkeys(slopes)
+    fitted = [parameter for parameter in parameters if parameter.owner.startswith(owners)]
     rows = tuple(row for row, key in places.items() if key in answers)
-    table = np.zeros((len(rows), len(parameters)))
+    table = np.zeros((len(rows), len(fitted)))
     residuals = np.zeros(len(rows))
     for index, row in enumerate(rows):
         step_time_s, slopes = answers[places[row]]
         measured_s = asked[row].measured_s
         assert measured_s, "rows without a time are left out"
         residuals[index] = np.log(step_time_s / measured_s)
-        table[index] = [slopes.get(parameter, 0.0) for parameter in parameters]
+        table[index] = [slopes.get(parameter, 0.0) for parameter in fitted]
     return Sensitivities(
-        parameters=tuple(parameters),
-        now=np.log([value_of(each) * factors.get(each, 1.0) for each in parameters]),
+        parameters=tuple(fitted),
+        now=np.log([value_of(each) * factors.get(each, 1.0) for each in fitted]),
         rows=rows,
         slopes=table,
         residuals=residuals,

@@ -219,7 +219,7 @@ def cluster(row: Row) -> Cluster:
     devices = whole_number(row, "gpus")
     node = reference_node(row["gpu"])
     per_node = min(whole_number(row, "gpus_per_node", node.devices_per_node), devices)
-    if node.devices_per_node > RACK_DEVICES:
+    if node.torus is None and node.devices_per_node > RACK_DEVICES:
         per_node = devices if devices <= node.devices_per_node else RACK_DEVICES
     if devices % per_node:
         raise InexpressibleError(f"{devices} devices do not fill nodes of {per_node}")

@@ -18,7 +18,7 @@ import msgspec
 
 from millrace.models.graph import Graph
 from millrace.models.spec import ModelSpec
-from millrace.planner.cluster import Device
+from millrace.planner.cluster import Device, generation
 from millrace.planner.clusters.assumed_shares import SHARES
 from millrace.planner.frameworks.framework_tables import DEFAULT
 from millrace.planner.plan import Plan
@@ -277,7 +277,7 @@ def error_group(
 
 
 def unmeasured_text(devices: Iterable[Device]) -> str:
-    """Doubt about devices that no run was fitted on, in a sentence; empty where there are none.
+    """Doubt about devices that no run was compared on, in a sentence; empty where there are none.
 
     Parameters
     ----------
@@ -285,12 +285,15 @@ def unmeasured_text(devices: Iterable[Device]) -> str:
         Devices in use.
     """
     texts: dict[str, None] = {}
+    compared = {generation(group.device) for group in error_table().groups}
     for device in devices:
         parts = [name.partition("_")[0] for name in sorted(device.assumed) if name in SHARES]
         if len(parts) == len(SHARES):
             texts[f"no published run on {device.name} was fitted"] = None
         elif parts:
             texts[f"assumed of {device.name}: efficiency of {' and '.join(parts)}"] = None
+        elif generation(device.name) not in {"", *compared}:
+            texts[f"all runs on {device.name} that were compared were fitted"] = None
     return f"not calibrated: {', '.join(texts)}" if texts else ""
 
 

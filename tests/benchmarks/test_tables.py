@@ -37,11 +37,12 @@ def test_every_row_says_where_it_was_read_and_whether_figures_were_fitted_to_it(
         assert row.get("routing", "") in ("", "balanced", "natural")
 
 
-def test_figures_were_fitted_to_tier_a_of_the_published_runs_and_to_no_unseen_one():
+def test_figures_were_fitted_to_tier_a_and_tpus_of_the_published_runs_and_to_no_unseen_one():
     published, unseen = (
         read_table(TABLES / f"{name}.csv").rows for name in ("published", "unseen")
     )
-    assert {(row["tier"], row["fitted"]) for row in published} == {("A", "1"), ("B", "0")}
+    fitted_on = {(row["tier"], row["gpu"].startswith("tpu"), row["fitted"]) for row in published}
+    assert fitted_on == {("A", False, "1"), ("B", True, "1"), ("B", False, "0")}
     assert {row["fitted"] for row in unseen} == {"0"}
 
 
