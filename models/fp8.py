@@ -10,11 +10,12 @@ Notes
 -----
 Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 (2022), section 3: inputs of
 the products of linear layers in 8 bits, sums in more; Rouhani et al., "Microscaling data formats
-for deep learning", arXiv 2310.10537 (2023). Embeddings and what chooses experts stay in 16 bits, and
-so do attention and the head unless a trainer is told else: Transformer Engine's `fp8_dpa`, and
-Megatron-Core's `fp8_output_proj` (transformer_config.py, read 2026-11). NVIDIA, "Pretraining large language models with NVFP4", arXiv 2509.25149
-(2025), section 4: the same layers in 4 bits, but for some of the last blocks, which are in 4 bits
-here too; its random Hadamard transforms and stochastic rounding are not counted.
+for deep learning", arXiv 2310.10537 (2023). Embeddings and what chooses experts stay in 16 bits,
+and so do attention and the head unless a trainer is told else: Transformer Engine's `fp8_dpa`, and
+Megatron-Core's `fp8_output_proj` (transformer_config.py, read 2026-11). NVIDIA, "Pretraining large
+language models with NVFP4", arXiv 2509.25149 (2025), section 4: the same layers in 4 bits, but for
+some of the last blocks, which are in 4 bits here too; its random Hadamard transforms and stochastic
+rounding are not counted.
 """
 
 from collections.abc import Collection, Iterator

@@ -193,8 +193,8 @@ def _keys_seen(firings: OpFirings, keys: Floats, *, backward: bool) -> Floats:
     """
     if not firings.attributes.get("causal"):
         return keys
-    whole = backward and firings.precision in NARROW
-    window = np.inf if whole else float(firings.attributes.get("window", 0)) or np.inf
+    unwindowed = backward and firings.precision in NARROW
+    window = np.inf if unwindowed else float(firings.attributes.get("window", 0)) or np.inf
     reach = np.minimum(window, keys)
     # Each of the first `reach` queries sees one key more than the one before it.
     seen: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS

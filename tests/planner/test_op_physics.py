@@ -304,7 +304,7 @@ def test_attention_comes_near_published_speeds(t: int, size: int) -> None:
 
 
 # Milliseconds on a GB300 of DeepSeek-V3's attention, causal, two samples: tokens, precision →
-# forward, backward (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/dsv3, 2026-04).
+# forward, backward (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training, dsv3, 2026-04).
 ON_GB300 = {
     (4096, "bf16"): (0.864, 3.127),
     (4096, "fp8"): (0.493, 1.803),

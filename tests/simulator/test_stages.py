@@ -384,9 +384,7 @@ def test_overlap_hides_experts_exchange_behind_computation_and_no_more(
     assert exchanged_ns < hidden_ns < apart_ns
 
 
-def test_exchanges_of_the_first_forwards_and_the_last_gradients_have_nothing_to_hide_behind() -> (
-    None
-):
+def test_the_first_forwards_and_the_last_gradients_have_nothing_to_run_beside() -> None:
     """The fewer microbatches, the larger the share of a step in which no pair runs."""
     plan = of_experts(("all_to_all",), 50e9)
     order = stage_graph(plan).table.orders[0]
