@@ -10,13 +10,15 @@ Notes
 -----
 Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433 (2022), section 3: inputs of
 the products of linear layers in 8 bits, sums in more; Rouhani et al., "Microscaling data formats
-for deep learning", arXiv 2310.10537 (2023). Attention, embeddings, the head and what chooses
-experts stay in 16 bits. NVIDIA, "Pretraining large language models with NVFP4", arXiv 2509.25149
-(2025), section 4: the same layers in 4 bits, but for some of the last blocks, which are in 4 bits
-here too; its random Hadamard transforms and stochastic rounding are not counted.
+for deep learning", arXiv 2310.10537 (2023). Embeddings and what chooses experts stay in 16 bits,
+and so do attention and the head unless a trainer is told else: Transformer Engine's `fp8_dpa`, and
+Megatron-Core's `fp8_output_proj` (transformer_config.py, read 2026-11). NVIDIA, "Pretraining large
+language models with NVFP4", arXiv 2509.25149 (2025), section 4: the same layers in 4 bits, but for
+some of the last blocks, which are in 4 bits here too; its random Hadamard transforms and stochastic
+rounding are not counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
@@ -29,6 +31,10 @@ from millrace.models.ops.pointwise_ops import ACTIVATIONS
 
 ARITHMETIC = "arithmetic"  # attribute of a product that multiplies in one of `NARROW`
 NARROW = ("fp8", "mxfp8", "mxfp4", "nvfp4")
+NARROW_PARTS = (ATTENTION, HEAD) = ("attention", "head")  # are narrow only where asked for
+# Attention of models whose products are in 4 bits: Transformer Engine has none in 4 (common/recipe,
+# `NVFP4BlockScaling`, `fp8_dpa`, read 2026-11).
+IN_ATTENTION = {"nvfp4": "fp8", "mxfp4": "fp8"}
 EPILOGUE = "epilogue"  # attribute of a `quantise` that rounds what an activation made
 
 # Kinds of op between two products of a layer, and their gradients.
@@ -43,7 +49,7 @@ _OF_WEIGHTS = kinds_where(lambda row: row.moves)
 _OF_SCORES = ("add", "softmax", "sigmoid", "scale")
 
 
-def with_quantised_products(graph: Graph, precision: str) -> Graph:
+def with_quantised_products(graph: Graph, precision: str, parts: Collection[str] = ()) -> Graph:
     """Graph in which the linear layers of a 16-bit forward graph multiply in `precision`.
 
     Parameters
@@ -52,6 +58,9 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
         A forward graph in 16 bits, without quantised products.
     precision : str
         fp8, mxfp8, mxfp4 or nvfp4; becomes the attribute `arithmetic` of the products.
+    parts : collection of str
+        Those of `NARROW_PARTS` whose products are narrow too. Attention is in 8 bits beside
+        products in 4.
 
     Raises
     ------
@@ -71,7 +80,7 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
     >>> product.attributes, graph.tensor(product.inputs[0]).dtype
     ({'arithmetic': 'fp8'}, 'float8')
     """
-    chosen = dict(_products(graph))
+    chosen = dict(_products(graph, HEAD in parts))
     if not chosen:
         raise ModelError(
             f"model `{graph.name}` has no linear layer between its first and last block that could "
@@ -92,8 +101,22 @@ def with_quantised_products(graph: Graph, precision: str) -> Graph:
                 quantised_copies[key] if i == factor else name for i, name in enumerate(op.inputs)
             )
             op = replace(op, inputs=inputs, attributes=op.attributes | {ARITHMETIC: precision})
+        elif ATTENTION in parts and op.kind == ATTENTION:
+            op = _narrow_attention(builder, op, IN_ATTENTION.get(precision, precision))
         builder.adopt(op, [tensors[name] for name in op.outputs])
     return builder.build()
+
+
+def _narrow_attention(builder: GraphBuilder, op: Op, precision: str) -> Op:
+    """Attention that reads queries, keys and values in 8 bits; they are copied before it."""
+    operands = parse(op.labels).inputs
+    names = [f"{op.name}.{part}" for part in ("q", "k", "v")]
+    copies = [
+        quantised(builder, tensor, replace(op, name=name), operand)
+        for name, tensor, operand in zip(names, op.inputs, operands, strict=False)
+    ]
+    inputs = (*copies, *op.inputs[len(copies) :])
+    return replace(op, inputs=inputs, attributes=op.attributes | {ARITHMETIC: precision})
 
 
 def quantised(
@@ -133,9 +156,9 @@ def quantised(
     )[0]
 
 
-def _products(graph: Graph) -> Iterator[tuple[str, int]]:
+def _products(graph: Graph, head: bool) -> Iterator[tuple[str, int]]:
     """Products to quantise, by name, each with the index of the factor that is not the weight."""
-    inner = set(graph.blocks[1:-1])
+    inner = set(graph.blocks[1:] if head else graph.blocks[1:-1])
     makers = {name: op for op in graph.ops for name in op.outputs}
     weights: set[str] = set()
     for op in graph.ops:

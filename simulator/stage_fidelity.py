@@ -19,6 +19,7 @@ from millrace.planner.compile.stage_ir import PHASES, SLOT_PARTS
 from millrace.planner.costs import collective_duration_ns
 from millrace.planner.plan import BlockChoice, Plan, check_plan
 from millrace.planner.schedules import Order
+from millrace.planner.schedules.orders import one_ahead
 from millrace.simulator.block_fidelity import Row, shared
 from millrace.simulator.chunks.chunk_graph import CoarseGraph, coarse_graph
 from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, alone
@@ -92,6 +93,7 @@ def stage_graph(plan: Plan, detailed: bool = False) -> StageGraph:
     homes = tuple(chunk.stage for chunk in plan.chunks)
     table = timetable(plan.schedule, homes, plan.microbatches)
     measured = _PartTimes(wiring, table, detailed)
+    table = measured.table
     times = measured.times()
     coarse = coarse_graph(wiring, table, times)
     exposed = [0] * plan.stages
@@ -113,11 +115,11 @@ class _PartTimes:
     def __init__(self, wiring: PlanBlocks, table: Timetable, detailed: bool) -> None:
         self.wiring = wiring
         self._detailed = detailed
-        self.table = table
         self._times_by_key: dict[object, PartTimes] = {}
         # Of a kind of block on a stage: phase → nanoseconds of computation and of communication.
         self._alone: dict[object, dict[str, list[int]]] = {}
         self._compiler = PieceCompiler(wiring)
+        self.table = _beside(table) if self._compiler.overlaps and not table.pairs else table
         # Stages whose devices lie alike are measured on the first of them.
         first: dict[object, int] = {}
         self._lies = [
@@ -232,6 +234,12 @@ class _PartTimes:
         position = self.table.positions[stage].index(number)
         parts = [slot.part for slot in self.table.orders[stage] if slot.chunk == position]
         return alone(forwards_first=len(parts) > 2 and "F" not in parts[parts.index("BW") :])
+
+
+def _beside(table: Timetable) -> Timetable:
+    """Timetable of trainers that run gradients beside the forwards of a steady phase."""
+    orders, paired_slots = zip(*map(one_ahead, table.orders), strict=True)
+    return Timetable(orders, table.homes, table.microbatches, paired_slots)
 
 
 def _surroundings(plan: Plan, stage: int) -> object:

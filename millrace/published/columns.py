@@ -52,6 +52,12 @@ MODEL_COLUMNS = (
     TableColumn("shared_hidden", "width of the experts that every token visits, together"),
     TableColumn("dense_layers", "layers at the start that have no experts"),
     TableColumn("expert_interval", "of so many layers the last has experts; blank: each has"),
+    TableColumn("mtp_layers", "modules that predict further tokens; blank: none"),
+    TableColumn(
+        "narrow_parts",
+        "what multiplies in 8 bits beside linear layers: attention, head",
+        values="words",
+    ),
 )
 SOFTWARE_COLUMNS = (
     TableColumn("tensor_overlap", "tensor parallel collectives move beside products", YES_NO),

@@ -18,6 +18,7 @@ from millrace.planner.cluster import Cluster, Link
 from millrace.planner.clusters import network, reference_node, validate
 from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.frameworks.model_settings import with_mtp_layers, with_narrow_parts
 from millrace.planner.search import Pins
 from millrace.published.columns import UNITS, words
 from millrace.published.framework_of_row import as_set, flag, settings, state_ranks
@@ -130,7 +131,8 @@ def model(row: Row) -> ModelSpec:
     )
     family = FAMILIES[spec.family]
     family.check(spec, family.config(**config))
-    return spec
+    spec = with_mtp_layers(spec, whole_number(row, "mtp_layers", 0) or None)
+    return with_narrow_parts(spec, row.get("narrow_parts", "").split())
 
 
 def precision_of(row: Row) -> str:

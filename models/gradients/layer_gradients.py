@@ -1,6 +1,7 @@
 """Layer gradients: rules of norms, embeddings, attention, recurrences, images and experts."""
 
 from millrace.models.errors import ModelError
+from millrace.models.fp8 import ARITHMETIC, quantised
 from millrace.models.gradients.tape import Gradients, Tape
 from millrace.models.graph import Op
 from millrace.models.labels import parse, write
@@ -102,14 +103,19 @@ def attention(tape: Tape, op: Op, dy: str) -> Gradients:
     """Gradients of `attention`, all from one op that finds the probabilities again.
 
     Where an `attention_sink` follows, its outputs are read, and dy is the gradient of its first:
-    they give the probabilities with the sink, and a key's gradient follows from these alike.
+    they give the probabilities with the sink, and a key's gradient follows from these alike. Of
+    attention in 8 bits dy is read in 8 bits too.
     """
     expression = parse(op.labels)
     inputs, outputs = expression.inputs, expression.outputs
     labels = write((*inputs, *outputs, outputs[0]), inputs, expression.whole_labels)
+    dtype: str | None = None
+    if ARITHMETIC in op.attributes:
+        dtype = tape.builder.tensors[op.outputs[0]].dtype
+        dy = quantised(tape.builder, dy, op, outputs[0], phase=tape.phase(op.outputs[0]))
     (sink,) = tape.readers(op.outputs[1]) or (op,)
     read = (*op.inputs, *sink.outputs, dy)
-    return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input")
+    return tape.emit(op, 0, f"{op.kind}_grad", read, labels, suffix="grad_input", dtype=dtype)
 
 
 def sparse_attention(tape: Tape, op: Op, dy: str) -> Gradients:

@@ -167,7 +167,10 @@ def build(spec: ModelSpec, batch: int) -> Graph:
         fit; for a function, what it returns is not a graph of this sequence length and precision.
     """
     graph = _as_written(spec, batch)
-    return with_quantised_products(graph, spec.precision) if spec.precision in NARROW else graph
+    if spec.precision not in NARROW:
+        return graph
+    parts = str(spec.config.get("narrow_parts", "")).split()
+    return with_quantised_products(graph, spec.precision, parts)
 
 
 def _as_written(spec: ModelSpec, batch: int) -> Graph:

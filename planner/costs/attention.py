@@ -21,7 +21,7 @@ from millrace.models.labels import parse
 from millrace.planner.cluster import Device, Software
 from millrace.planner.costs.gemm import ITEM_BYTES, ProductSizes, product_seconds
 from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
-from millrace.planner.costs.op_batch import OpFirings, peak_flops_per_s
+from millrace.planner.costs.op_batch import NARROW, OpFirings, peak_flops_per_s
 
 KINDS = {
     "attention": False,
@@ -69,6 +69,15 @@ TILE_ENDS_KEYS_BACKWARD = 340.0
 # waited for. Fitted as above.
 DIAGONAL_KEYS = 128.0
 
+# Speed of attention whose 8-bit factors are scaled by blocks of 32, over such as are scaled whole:
+# medians over 4k to 32k tokens of DeepSeek-V3's heads on GB300 and GB200, forward and backward
+# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results/dsv3, cuDNN 9.22, 2026-04).
+BLOCK_SCALED, BLOCK_SCALED_BACKWARD = 0.90, 0.77
+
+# Features of queries and keys, and of values, that smaller heads cost the time of backward in 8
+# bits: heads of 128 take as long as these there, not in 16 bits (the same, results/llama3.1).
+NARROW_SCORED, NARROW_MIXED = 192, 128
+
 # Speed of long sequences backward over forward: 561 and 474 TFLOP/s against 648 and 497, head
 # sizes 128 and 64 (FlashAttention-3, figures 5 and 6).
 BACKWARD_SPEED = 0.91
@@ -95,7 +104,7 @@ def attention_seconds(firings: OpFirings, device: Device, software: Software) ->
         [label for position, dim in enumerate(queries[:-1]) for label in dim if position != 1]
     )
     scored, mixed = _filled(firings.size(queries[-1])), _filled(firings.size(values[-1]))
-    seen = _keys_seen(firings, firings.size(keys[1]))
+    seen = _keys_seen(firings, firings.size(keys[1]), backward=backward)
     features, flops_per_s = _rates(firings, device, software, scored, mixed, backward=backward)
     if not device.multiprocessors:
         plain: Floats = 2 * heads * tokens * seen * features / flops_per_s
@@ -163,22 +172,35 @@ def _rates(
     backward: bool,
 ) -> tuple[Floats, float]:
     """Features that a pair of a query and a key costs the time of, and the rate of their FLOPs."""
+    share = device.attention_efficiency
+    efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
+    peak = peak_flops_per_s(device, firings.precision) * efficiency
+    peak *= 1 + device.softmax_features / REFERENCE_HEAD_SIZE
+    # Exponentials take as long in any precision: the time of more features where these are quick.
     softmax = device.softmax_features
+    if firings.precision in NARROW:
+        softmax *= peak_flops_per_s(device, firings.precision) / peak_flops_per_s(device, "bf16")
+        if backward:
+            scored, mixed = np.maximum(scored, NARROW_SCORED), np.maximum(mixed, NARROW_MIXED)
+    if firings.precision == "mxfp8":
+        peak *= BLOCK_SCALED_BACKWARD if backward else BLOCK_SCALED
     capping = 2 * softmax if firings.attributes.get("cap") else 0
     features = scored + mixed + 2 * softmax + capping
     if backward:
         features = (3 * scored + 2 * mixed + 5 * softmax + capping) / BACKWARD_SPEED
-    share = device.attention_efficiency
-    efficiency = min(share * software.attention, max(share, EFFICIENCY_MAX))
-    peak = peak_flops_per_s(device, firings.precision) * efficiency
-    return features, peak * (1 + softmax / REFERENCE_HEAD_SIZE)
+    return features, peak
 
 
-def _keys_seen(firings: OpFirings, keys: Floats) -> Floats:
-    """Keys that a query of a tile is multiplied with, on average."""
+def _keys_seen(firings: OpFirings, keys: Floats, *, backward: bool) -> Floats:
+    """Keys that a query of a tile is multiplied with, on average.
+
+    Backward in 8 bits no kernel leaves out what lies before a window (the measurements of
+    `BLOCK_SCALED`, results/gpt_oss: with windows of 128 as long as without).
+    """
     if not firings.attributes.get("causal"):
         return keys
-    window = float(firings.attributes.get("window", 0)) or np.inf
+    unwindowed = backward and firings.precision in NARROW
+    window = np.inf if unwindowed else float(firings.attributes.get("window", 0)) or np.inf
     reach = np.minimum(window, keys)
     # Each of the first `reach` queries sees one key more than the one before it.
     seen: Floats = reach - reach * reach / (2 * np.maximum(keys, 1)) + DIAGONAL_KEYS

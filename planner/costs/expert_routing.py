@@ -37,6 +37,7 @@ EXPERT_LAUNCHES, NARROW_EXPERT_LAUNCHES = 3, 5
 
 # Kinds that change neither the order nor the number of copies.
 QUANTISE, ACCUMULATE = "quantise", "accumulate"
+WEIGHED = "combine_grad_weight"  # gradient of the weights of a router's choice
 ALIKE = (QUANTISE, "cast")
 
 
@@ -208,11 +209,15 @@ def expert_launches(firings: OpFirings, software: Software) -> int:
 def in_expert_kernel(firings: OpFirings, software: Software) -> bool:
     """True if a kernel of all experts' products does an op too.
 
-    It makes what lies between two of them, and adds gradients of weights to those of microbatches
-    before while it multiplies the next tile.
+    It makes what lies between two of them, multiplied by the router's weights, whose gradient it
+    makes too, and adds gradients of weights to those of microbatches before while it multiplies the
+    next tile (Transformer Engine, pytorch/ops/fused/grouped_mlp.py, `ScaledSwiGLU` and
+    `dprob_tensor`, read 2026-11).
     """
     if not software.fused_experts or EXPERT not in firings.spans:
         return False
+    if firings.kind == WEIGHED:
+        return True
     rounds = firings.kind == QUANTISE and EPILOGUE in firings.attributes
     return rounds or firings.kind in BETWEEN_PRODUCTS or firings.kind == ACCUMULATE
 

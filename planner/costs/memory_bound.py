@@ -33,6 +33,10 @@ RAMP_NS = 4_000
 # Fitted on published runs of Megatron-LM, whose weight gradients do so, 2026-11.
 ACCUMULATED = 0.5
 
+# Bytes of an element of such a sum, which lies in the buffer that replicas sum: as wide as that
+# (Megatron-Core, distributed/distributed_data_parallel.py, `grad_reduce_in_fp32`, read 2026-11).
+SUM_BYTES = 4
+
 # This share counts of the bytes of adding up what the gate and the other first product of experts
 # hand back: kernels of grouped products make the two as one, whose gradient is one product
 # (Megatron-Core, transformer/moe/experts.py, TEGroupedMLP: `linear_fc1` of twice the width, read
@@ -84,7 +88,7 @@ def memory_bound_seconds(firings: OpFirings, device: Device, software: Software)
     row = OPS.get(firings.kind)  # boxing has none
     fusion: float = software.fusion if row is not None and row.fused_by_frameworks else 1.0
     if firings.kind == "accumulate":
-        fusion = ACCUMULATED
+        fusion = ACCUMULATED * (software.gradient_bytes or SUM_BYTES) / SUM_BYTES
     if firings.kind == "add" and _of_experts(firings.labels):
         fusion = GROUPED
     if software.routing and not software.fused_experts and is_expert_bias(firings):

@@ -1,8 +1,11 @@
 """Settings of a model that a training framework decides, not the model's configuration alone."""
 
+from collections.abc import Collection
+
 import msgspec
 from msgspec.structs import replace
 
+from millrace.models.fp8 import NARROW, NARROW_PARTS
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.planner.errors import InfeasibleError, PlanError
@@ -43,6 +46,32 @@ def with_mtp_layers(model: ModelSpec, layers: int | None) -> ModelSpec:
             )
         return model
     return replace(model, config={**model.config, "mtp_layers": layers})
+
+
+def with_narrow_parts(model: ModelSpec, parts: Collection[str]) -> ModelSpec:
+    """Model whose attention, or head, multiplies in 8 bits too; without parts as it is.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        A language model of the zoo's decoders, whose products are in 8 or 4 bits.
+    parts : collection of str
+        Of `millrace.models.fp8.NARROW_PARTS`.
+
+    Raises
+    ------
+    InfeasibleError
+        The model is of another kind, or its products are in 16 bits or more.
+    """
+    if not parts:
+        return model
+    if model.family != DECODER or model.precision not in NARROW:
+        raise InfeasibleError(
+            f"{' and '.join(parts)} in 8 bits: `{model.name}` in {model.precision} is no decoder "
+            f"whose products are in fp8, mxfp8 or nvfp4"
+        )
+    chosen = " ".join(part for part in NARROW_PARTS if part in parts)
+    return replace(model, config={**model.config, "narrow_parts": chosen})
 
 
 def with_capacity(model: ModelSpec, capacity: str | None, runs: Capabilities) -> ModelSpec:

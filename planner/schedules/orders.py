@@ -97,6 +97,45 @@ def pairs_of(forward: Sequence[bool], paired_slots: Set[int]) -> list[range]:
     return [group for group in groups if len(group) > 1 and forward[group.start]]
 
 
+def one_ahead(order: Order) -> tuple[Order, tuple[int, ...]]:
+    """Order of a stage that runs one forward more before its steady phase, and its paired slots.
+
+    Each forward of the steady phase then runs beside gradients of a microbatch that does not wait
+    for it. What comes before and after has nothing to run beside.
+
+    Parameters
+    ----------
+    order : tuple of Slot
+        Whose steady phase has forwards and gradients in turns; gradients are whole (BW).
+
+    Returns
+    -------
+    tuple
+        The order, and its slots that run beside the one before them.
+
+    Notes
+    -----
+    Megatron-Core, pipeline_parallel/schedules.py, `get_pp_rank_microbatches`, read 2026-11: one
+    more microbatch of warm-up where `overlap_moe_expert_parallel_comm` is set.
+
+    Examples
+    --------
+    >>> parts = ("F", "F", "BW", "F", "BW", "F", "BW", "BW")
+    >>> slots, beside = one_ahead(tuple(Slot(part, 0, 0) for part in parts))
+    >>> "".join(slot.part[0] for slot in slots), beside
+    ('FFFBFBBB', (3, 5))
+    """
+    slots = list(order)
+    behind = [
+        number
+        for number in range(1, len(slots) - 1)
+        if slots[number - 1].part == "F" and slots[number].part != "F" == slots[number + 1].part
+    ]
+    for number in behind:
+        slots[number : number + 2] = slots[number + 1], slots[number]
+    return tuple(slots), tuple(number + 1 for number in behind)
+
+
 def _turns(rule: TurnRule, indices: Indices) -> tuple[tuple[str, ...], Ints]:
     """Parts that a rule has, and the turns of all pieces [S, N] by part, chunk and microbatch."""
     turns = rule(indices)

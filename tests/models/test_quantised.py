@@ -112,6 +112,25 @@ def test_other_narrow_formats_are_written_alike(other: str) -> None:
     assert plain[0] == plain[1]
 
 
+def test_attention_and_head_are_narrow_where_asked_for_and_rounding_is_all_that_changes() -> None:
+    ways = []
+    for parts in ("", "attention head"):
+        spec = small("deepseek", "nvfp4")
+        spec = replace(spec, config=spec.config | {"narrow_parts": parts})
+        ways.append(check_graph(build_training(spec, TrainingSpec(), 2)))
+    plain, asked = ({op.name: op for op in graph.ops} for graph in ways)
+    for name, arithmetic in (("h.1.attn.core", "fp8"), ("head.logits", "nvfp4")):
+        assert ARITHMETIC not in plain[name].attributes
+        assert asked[name].attributes[ARITHMETIC] == arithmetic
+    grad = asked["h.1.attn.core.grad_input"]
+    read = [ways[1].tensor(tensor).dtype for tensor in grad.inputs]
+    assert read == [*["float8"] * 3, "bfloat16", "float32", "float8"]
+    assert {ways[1].tensor(tensor).dtype for tensor in grad.outputs} == {"bfloat16"}
+    assert [op.kind for op in ways[0].ops] == [
+        op.kind for op in ways[1].ops if op.kind != "quantise" or op.name in plain
+    ]
+
+
 def test_a_model_without_linear_layers_says_what_to_use() -> None:
     with pytest.raises(ModelError, match="no linear layer between its first and last block"):
         build(small("resnet", "fp8"), 1)

@@ -382,3 +382,13 @@ def test_overlap_hides_experts_exchange_behind_computation_and_no_more(
         if actor.meeting is not None and actor.meeting.kind == "all_to_all"
     )
     assert exchanged_ns < hidden_ns < apart_ns
+
+
+def test_the_first_forwards_and_the_last_gradients_have_nothing_to_run_beside() -> None:
+    """The fewer microbatches, the larger the share of a step in which no pair runs."""
+    plan = of_experts(("all_to_all",), 50e9)
+    order = stage_graph(plan).table.orders[0]
+    pairs = len(stage_graph(plan).table.paired_slots[0])
+    forwards = sum(slot.part == "F" for slot in order)
+    assert 0 < pairs < forwards
+    assert [slot.part for slot in order[:2]] == ["F", "F"]

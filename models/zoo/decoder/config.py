@@ -213,6 +213,9 @@ rope_slow, rope_truncate
     mtp_layers, mtp_loss
         Modules that predict the tokens after the next (multi-token prediction; 0: none), and the
         weight of their mean loss in the loss of a token.
+    narrow_parts : str
+        Parts that multiply in 8 bits too where the linear layers between multiply in 8 or 4, of
+        "attention" and "head", with spaces between.
     init_std : float
         Initial deviation; projections onto the residual stream are divided by sqrt(2 layers).
     """
@@ -336,6 +339,7 @@ rope_slow, rope_truncate
     balance_loss: float = 0.0
     mtp_layers: int = 0
     mtp_loss: float = 0.3
+    narrow_parts: str = ""
     init_std: float = 0.02
 
     @property
