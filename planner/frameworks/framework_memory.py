@@ -61,7 +61,10 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     bucket_bytes : int
         Buffers whose size depends on nothing.
     byte_multiples : tuple of (str, float)
-        Kinds of op beside whose results more is kept: how many times their bytes in all.
+        Ops beside whose results more is kept, by kind or by the last word of their names: how many
+        times their bytes in all.
+    lets_sent_go : bool
+        What a stage sends is let go once it is sent, where a plan keeps it until it is taken.
     placeholders : bool
         Products add weight gradients to their sums, and a tensor that is never read stands in for
         the gradient: one for every shape of weight, which stays.
@@ -82,6 +85,7 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     split_loss_bytes: int | None = None
     bucket_bytes: int = 0
     byte_multiples: tuple[tuple[str, float], ...] = ()
+    lets_sent_go: bool = False
     placeholders: bool = False
     layer_split: LayerSplit = LayerSplit.EVEN
     workspaces: Workspaces | None = None

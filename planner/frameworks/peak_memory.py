@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
-from millrace.models.graph import ITEMSIZE, Graph, Phase
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import state_of
 from millrace.planner.compile.placement import PlacedOp, place
@@ -140,7 +140,10 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
     states = _state_bytes(plan, placed, habit)
     logits = _logits(plan, placed)
     memory = plan_memory(
-        plan, gathers_again=habit.gathers_again, grown=_kept_factors(plan.graph, habit)
+        plan,
+        gathers_again=habit.gathers_again,
+        lets_sent_go=framework.lets_sent_go,
+        grown=_kept_factors(plan.graph, habit),
     )
     passing = _passing_bytes(plan, placed, framework)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
@@ -359,10 +362,15 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     """
     logits, times = _logits_names(graph), dict(habit.framework.byte_multiples)
     factors: dict[str, float] = {}
+    again = {_last_word(op) for op in graph.ops if op.phase is Phase.RECOMPUTE}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            word = _last_word(op)
             if op.kind in times:
                 factors[op.name] = times[op.kind]
+            # What ends a block that is computed again is its checkpoint: nothing is kept beside it.
+            elif word in times and (op.phase is Phase.RECOMPUTE or word not in again):
+                factors[op.name] = times[word]
             if logits.intersection(op.outputs):
                 factors[op.name] = 0.0
         elif op.phase is Phase.BACKWARD_WEIGHT and habit.framework.placeholders:
@@ -370,6 +378,11 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     if habit.unread:
         factors |= _unread_factors(graph)
     return factors
+
+
+def _last_word(op: Op) -> str:
+    """Last word of an op's name, where it is computed again that of the op it repeats."""
+    return op.name.removesuffix(f".{Phase.RECOMPUTE.value}").rpartition(".")[2]
 
 
 def _unread_factors(graph: Graph) -> dict[str, float]:

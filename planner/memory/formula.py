@@ -56,6 +56,7 @@ def plan_memory(
     plan: Plan,
     *,
     gathers_again: bool = False,
+    lets_sent_go: bool = False,
     grown: Mapping[str, float] | None = None,
 ) -> tuple[StageMemory, ...]:
     """Memory of every stage of a plan.
@@ -67,6 +68,8 @@ def plan_memory(
         What is gathered of an activation in the forward pass is not held, but gathered anew for the
         backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
         compiled so: it says what others would need for such a plan.
+    lets_sent_go : bool
+        What only other stages read takes no room once it is sent. No program is compiled so.
     grown : mapping, optional
         By name of op: how many times the bytes of what it makes is held, where others hold more
         beside it (a mask, an operand that a fused op does not write) or nothing of it.
@@ -93,6 +96,8 @@ def plan_memory(
         small = Regular.unreduced(plan)
         drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
+    if lets_sent_go:
+        _let_go(drafts, alive)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     live_ranges = [LiveRanges(draft, table.joint) for draft in drafts]
     areas = [shared_places(stage_ranges, table.pairs) for stage_ranges in live_ranges]
@@ -150,6 +155,14 @@ def _lowered(
     if plan.fusion != FUSED:
         return drafts
     return [_in_buckets(draft, stage, plan, joint_backward) for stage, draft in enumerate(drafts)]
+
+
+def _let_go(drafts: Sequence[StageIR], alive: Sequence[Sequence[Lifetime | None]]) -> None:
+    """Take the room from registers that only other stages read."""
+    for draft, lifetimes_of_stage in zip(drafts, alive, strict=True):
+        for index, lifetime in enumerate(lifetimes_of_stage):
+            if lifetime and lifetime.sent and lifetime.read <= {lifetime.producer}:
+                draft.registers[index] = changed(draft.registers[index], slot_bytes=0)
 
 
 def _in_buckets(draft: StageIR, stage: int, plan: Plan, joint: bool) -> StageIR:

@@ -33,7 +33,7 @@ def test_a_framework_like_another_has_its_memory() -> None:
         ("pytorch-fsdp", 1, LossKernel.COMPILED, 4),
         ("pytorch-fsdp", 1, LossKernel.FUSED, 6),
         ("megatron-core", 2, LossKernel.FUSED, 2),
-        ("megatron-core", 2, LossKernel.COMPILED, 8),
+        ("megatron-core", 2, LossKernel.COMPILED, 10),
     ],
 )
 def test_a_logit_takes_what_the_kernel_of_the_loss_makes_of_it(
