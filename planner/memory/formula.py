@@ -44,6 +44,9 @@ Registers = Counter[tuple[str, Lifetime | None]]
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
+BOXED = ": "  # in the names of actors that box, after the name of the tensor
+
+
 class StageRegisters(NamedTuple):
     """Registers of a stage outside the area: with places of their own, and taking turns."""
 
@@ -72,7 +75,8 @@ def plan_memory(
         What only other stages read takes no room once it is sent. No program is compiled so.
     grown : mapping, optional
         By name of op: how many times the bytes of what it makes is held, where others hold more
-        beside it (a mask, an operand that a fused op does not write) or nothing of it.
+        beside it (a mask, an operand that a fused op does not write) or nothing of it. A name that
+        ends in `BOXED` is that of all that boxing makes of the op's result.
 
     Returns
     -------
@@ -148,9 +152,10 @@ def _lowered(
     for draft in drafts:
         hold_back(draft, joint_backward)
         for actor in draft.actors if grown else ():
-            for port in actor.outputs if actor.name in grown else ():
+            times = grown.get(actor.name, grown.get(f"{actor.name.partition(BOXED)[0]}{BOXED}", 1))
+            for port in actor.outputs if times != 1 else ():
                 register = draft.registers[port.register]
-                slot_bytes = int(register.slot_bytes * grown[actor.name])
+                slot_bytes = int(register.slot_bytes * times)
                 draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
     if plan.fusion != FUSED:
         return drafts

@@ -233,9 +233,22 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
             engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
         ),
         placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
+        deferred=_deferred(values),
         bucket_bytes=scores,
     )
 
+
+# What is offloaded of a module is what its gradients need: what it reads, and probabilities of
+# attention (`fine_grained_activation_offload.py`, core/pipeline_parallel, read 2026-11).
+OFFLOADED = {
+    "attn_norm": ("residual",),
+    "mlp_norm": ("residual",),
+    "qkv_linear": ("ln1",),
+    "core_attn": ("masked_softmax", "v"),
+    "attn_proj": ("core",),
+    "expert_fc1": ("dispatch",),
+    "moe_act": ("gate", "up"),
+}
 
 # Dropout keeps a mask of a byte of what it thins, and of the probabilities of attention its result
 # too, which their product reads (Korthikanti et al., 2022, section 4.1).
@@ -250,6 +263,9 @@ def _byte_multiples(
     row: Row, values: Mapping[str, Any], job: TrainingJob
 ) -> Iterator[tuple[str, float]]:
     """Yield ops beside whose results a test keeps more, and how many times their bytes in all."""
+    modules = values["offload_modules"] if values["fine_grained_activation_offloading"] else None
+    for module in modules or ():
+        yield from ((name, 0.0) for name in OFFLOADED.get(module, ()))
     if values["hidden_dropout"]:
         yield HIDDEN_DROPOUT
     if job.training.attention == FLASH:
@@ -258,6 +274,13 @@ def _byte_multiples(
             yield RESULT_TWICE
     elif values["attention_dropout"]:
         yield SCORES_DROPOUT
+
+
+def _deferred(values: Mapping[str, Any]) -> int:
+    """Microbatches whose gradients of logits are kept for the end of the step; 0 limits none."""
+    if not values["defer_embedding_wgrad_compute"]:
+        return 0
+    return values["wgrad_deferral_limit"] or int(values["global_batch_size"])
 
 
 def _is_flash(row: Row, values: Mapping[str, Any]) -> bool:
