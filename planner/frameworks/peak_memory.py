@@ -426,7 +426,7 @@ def _logits(plan: Plan, placed: tuple[PlacedOp, ...]) -> defaultdict[int, list[i
 
 def _loss_bytes(heads: Sequence[int], framework: FrameworkMemory) -> int:
     """Bytes at the peak of the losses of heads, each with so many logits."""
-    kept = framework.loss_bytes
+    waiting = framework.loss_bytes
     if framework.softmax_bytes is not None:
-        kept = min(kept, framework.softmax_bytes)
-    return kept * sum(heads) + (framework.loss_bytes - kept) * max(heads, default=0)
+        waiting = min(waiting, framework.softmax_bytes)
+    return waiting * sum(heads) + (framework.loss_bytes - waiting) * max(heads, default=0)

@@ -239,7 +239,7 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
 
 
 # What is offloaded of a module is what its gradients need: what it reads, and probabilities of
-# attention (`fine_grained_activation_offload.py`, core/pipeline_parallel, read 2026-11).
+# attention (core/pipeline_parallel/fine_grained_activation_offload.py, read 2026-11).
 OFFLOADED = {
     "attn_norm": ("residual",),
     "mlp_norm": ("residual",),
