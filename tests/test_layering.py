@@ -86,12 +86,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 18_718,
-    "planner": 23_269,
-    "simulator": 3_408,
+    "models": 18_740,
+    "planner": 23_334,
+    "simulator": 3_413,
     "executor": 28_289,
-    "millrace": 26_631,
-    "tests": 54_520,
+    "millrace": 26_687,
+    "tests": 54_607,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -56,12 +56,19 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         A logit of 2 bytes with all that is made of it, at the peak of the loss.
     fused_loss_bytes : int
         The same of a loss in one kernel.
+    softmax_bytes : int, optional
+        What stays of it until its gradient, beside which another head's loss is made; None: all.
     compiled_loss_bytes, split_loss_bytes : int, optional
         The same of a compiled loss, and of one that tensor parallel ranks split, where it differs.
+    deferred : int
+        Microbatches whose gradients of logits wait until a step's last, for the table's gradient.
     bucket_bytes : int
         Buffers whose size depends on nothing.
     byte_multiples : tuple of (str, float)
-        Kinds of op beside whose results more is kept: how many times their bytes in all.
+        Ops beside whose results more is kept, or that keep nothing, by kind or by the end of their
+        names: how many times their bytes in all.
+    lets_sent_go : bool
+        What a stage sends is let go once it is sent, where a plan keeps it until it is taken.
     placeholders : bool
         Products add weight gradients to their sums, and a tensor that is never read stands in for
         the gradient: one for every shape of weight, which stays.
@@ -78,10 +85,13 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     passing_bytes: int = 0
     loss_bytes: int = 8
     fused_loss_bytes: int = 6
+    softmax_bytes: int | None = None
     compiled_loss_bytes: int | None = None
     split_loss_bytes: int | None = None
+    deferred: int = 0
     bucket_bytes: int = 0
     byte_multiples: tuple[tuple[str, float], ...] = ()
+    lets_sent_go: bool = False
     placeholders: bool = False
     layer_split: LayerSplit = LayerSplit.EVEN
     workspaces: Workspaces | None = None

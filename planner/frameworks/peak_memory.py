@@ -8,13 +8,13 @@ A plan of a framework whose habits are not known, and one for our own executor, 
 compiler lays out.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
-from millrace.models.graph import ITEMSIZE, Graph, Phase
+from millrace.models.graph import ITEMSIZE, Graph, Op, Phase
 from millrace.models.labels import EXPERT, parse
 from millrace.models.ops import state_of
 from millrace.planner.compile.placement import PlacedOp, place
@@ -33,6 +33,7 @@ from millrace.planner.frameworks.resident_memory import (
     workspace_bytes,
 )
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
+from millrace.planner.memory.formula import BOXED
 from millrace.planner.parallel_degrees import axis_roles, roles
 from millrace.planner.plan import ON_DEVICES, Plan
 from millrace.planner.sbp import local_shape, local_size
@@ -140,7 +141,10 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
     states = _state_bytes(plan, placed, habit)
     logits = _logits(plan, placed)
     memory = plan_memory(
-        plan, gathers_again=habit.gathers_again, grown=_kept_factors(plan.graph, habit)
+        plan,
+        gathers_again=habit.gathers_again,
+        lets_sent_go=framework.lets_sent_go,
+        grown=_kept_factors(plan.graph, habit),
     )
     passing = _passing_bytes(plan, placed, framework)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
@@ -153,11 +157,13 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
             resident += gather_bytes(plan, placed)
     stages = []
     for stage, planned in enumerate(memory):
-        area = max(planned.temporary_bytes, logits[stage] * framework.loss_bytes)
+        area = max(planned.temporary_bytes, _loss_bytes(logits[stage], framework))
         passed = passing[stage] + planned.temporary_bytes - planned.activation_bytes
         laid_out = replace(
             planned,
             **({} if states is None else states[stage]),
+            activation_bytes=planned.activation_bytes
+            + 2 * sum(logits[stage]) * min(framework.deferred, plan.microbatches),
             temporary_bytes=max(area, passed),
             communication_bytes=planned.communication_bytes,
             resident_bytes=resident[stage] + placeholders[stage],
@@ -359,10 +365,15 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     """
     logits, times = _logits_names(graph), dict(habit.framework.byte_multiples)
     factors: dict[str, float] = {}
+    again = {_end(op, times) for op in graph.ops if op.phase is Phase.RECOMPUTE}
     for op in graph.ops:
         if op.phase in (Phase.FORWARD, Phase.RECOMPUTE):
+            end = _end(op, times)
             if op.kind in times:
                 factors[op.name] = times[op.kind]
+            # What ends a block that is computed again is its checkpoint: nothing is kept beside it.
+            elif end and (op.phase is Phase.RECOMPUTE or end not in again):
+                factors[op.name] = factors[f"{op.name}{BOXED}"] = times[end]
             if logits.intersection(op.outputs):
                 factors[op.name] = 0.0
         elif op.phase is Phase.BACKWARD_WEIGHT and habit.framework.placeholders:
@@ -370,6 +381,12 @@ def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
     if habit.unread:
         factors |= _unread_factors(graph)
     return factors
+
+
+def _end(op: Op, ends: Iterable[str]) -> str:
+    """End of an op's name that is among some, or nothing; if computed again, of what it repeats."""
+    name = op.name.removesuffix(f".{Phase.RECOMPUTE.value}")
+    return next((end for end in ends if f".{name}".endswith(f".{end}")), "")
 
 
 def _unread_factors(graph: Graph) -> dict[str, float]:
@@ -394,14 +411,22 @@ def _logits_names(graph: Graph) -> set[str]:
     }
 
 
-def _logits(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
-    """Elements of a microbatch's logits on a device of each stage, where they are of 2 bytes."""
-    elements_by_stage: Counter[int] = Counter()
+def _logits(plan: Plan, placed: tuple[PlacedOp, ...]) -> defaultdict[int, list[int]]:
+    """Elements of a microbatch's logits of every head on each stage, where they are of 2 bytes."""
+    elements_by_stage: defaultdict[int, list[int]] = defaultdict(list)
     for placed_op in placed:
         if placed_op.op.kind == "cross_entropy" and placed_op.op.phase is Phase.FORWARD:
             logits = plan.graph.tensors_by_name[placed_op.op.inputs[0]]
             if ITEMSIZE[logits.dtype] == 2:
-                elements_by_stage[placed_op.stage] += local_size(
-                    logits.shape, placed_op.inputs[0], plan.mesh.sizes
+                elements_by_stage[placed_op.stage].append(
+                    local_size(logits.shape, placed_op.inputs[0], plan.mesh.sizes)
                 )
     return elements_by_stage
+
+
+def _loss_bytes(heads: Sequence[int], framework: FrameworkMemory) -> int:
+    """Bytes at the peak of the losses of heads, each with so many logits."""
+    waiting = framework.loss_bytes
+    if framework.softmax_bytes is not None:
+        waiting = min(waiting, framework.softmax_bytes)
+    return waiting * sum(heads) + (framework.loss_bytes - waiting) * max(heads, default=0)

@@ -44,6 +44,9 @@ Registers = Counter[tuple[str, Lifetime | None]]
 Common = dict[str, tuple[tuple[str, Lifetime | None], int]]
 
 
+BOXED = ": "  # in the names of actors that box, after the name of the tensor
+
+
 class StageRegisters(NamedTuple):
     """Registers of a stage outside the area: with places of their own, and taking turns."""
 
@@ -56,6 +59,7 @@ def plan_memory(
     plan: Plan,
     *,
     gathers_again: bool = False,
+    lets_sent_go: bool = False,
     grown: Mapping[str, float] | None = None,
 ) -> tuple[StageMemory, ...]:
     """Memory of every stage of a plan.
@@ -67,9 +71,12 @@ def plan_memory(
         What is gathered of an activation in the forward pass is not held, but gathered anew for the
         backward pass, as Megatron does (Korthikanti et al., 2022, section 4.2.2). No program is
         compiled so: it says what others would need for such a plan.
+    lets_sent_go : bool
+        What only other stages read takes no room once it is sent. No program is compiled so.
     grown : mapping, optional
         By name of op: how many times the bytes of what it makes is held, where others hold more
-        beside it (a mask, an operand that a fused op does not write) or nothing of it.
+        beside it (a mask, an operand that a fused op does not write) or nothing of it. A name that
+        ends in `BOXED` is that of all that boxing makes of the op's result.
 
     Returns
     -------
@@ -93,6 +100,8 @@ def plan_memory(
         small = Regular.unreduced(plan)
         drafts = _lowered(small, table.joint, gathers_again, grown or {})
         alive = lifetimes(drafts)
+    if lets_sent_go:
+        _let_go(drafts, alive)
     makers = {name: op.block for op in small.graph.ops for name in op.outputs}
     live_ranges = [LiveRanges(draft, table.joint) for draft in drafts]
     areas = [shared_places(stage_ranges, table.pairs) for stage_ranges in live_ranges]
@@ -143,13 +152,22 @@ def _lowered(
     for draft in drafts:
         hold_back(draft, joint_backward)
         for actor in draft.actors if grown else ():
-            for port in actor.outputs if actor.name in grown else ():
+            times = grown.get(actor.name, grown.get(f"{actor.name.partition(BOXED)[0]}{BOXED}", 1))
+            for port in actor.outputs if times != 1 else ():
                 register = draft.registers[port.register]
-                slot_bytes = int(register.slot_bytes * grown[actor.name])
+                slot_bytes = int(register.slot_bytes * times)
                 draft.registers[port.register] = changed(register, slot_bytes=slot_bytes)
     if plan.fusion != FUSED:
         return drafts
     return [_in_buckets(draft, stage, plan, joint_backward) for stage, draft in enumerate(drafts)]
+
+
+def _let_go(drafts: Sequence[StageIR], alive: Sequence[Sequence[Lifetime | None]]) -> None:
+    """Take the room from registers that only other stages read."""
+    for draft, lifetimes_of_stage in zip(drafts, alive, strict=True):
+        for index, lifetime in enumerate(lifetimes_of_stage):
+            if lifetime and lifetime.sent and lifetime.read <= {lifetime.producer}:
+                draft.registers[index] = changed(draft.registers[index], slot_bytes=0)
 
 
 def _in_buckets(draft: StageIR, stage: int, plan: Plan, joint: bool) -> StageIR:

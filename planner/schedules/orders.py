@@ -184,9 +184,9 @@ def interleaved(piece: Indices) -> Mapping[str, Ints]:
     before = lap * stages * chunks + within
     forward = before + piece.chunk * stages
     backward = before + (chunks - 1 - piece.chunk) * stages
+    # Of as few microbatches as stages too (`get_pp_rank_microbatches`, Megatron-LM,
+    # core/pipeline_parallel/schedules.py, read 2026-11; releases before did all forwards first).
     warm_up = (stages - piece.stage - 1) * 2 + (chunks - 1) * stages
-    if piece.microbatches <= stages:  # one round: all forwards first
-        warm_up = np.full_like(warm_up, stages * chunks)
     return {"F": 2 * (forward - warm_up), "BW": 2 * backward + 1}
 
 

@@ -42,10 +42,7 @@ def interleaved(stage: int, stages: int, chunks: int, microbatches: int) -> Orde
     total = rounded * chunks
     forward = [_interleaved_slot("F", k, stages, chunks) for k in range(total)]
     backward = [_interleaved_slot("BW", k, stages, chunks) for k in range(total)]
-    if rounded == stages:
-        warm_up = total
-    else:
-        warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
+    warm_up = min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
     order = forward[:warm_up]
     for k in range(warm_up, total):
         order += [forward[k], backward[k - warm_up]]

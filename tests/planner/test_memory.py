@@ -226,6 +226,15 @@ def test_what_an_op_makes_may_be_counted_more_often_or_not_at_all() -> None:
     assert twice - once == once - none > 0
 
 
+def test_what_is_sent_takes_no_room_where_it_is_let_go() -> None:
+    plan = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="interleaved-1f1b", interleave=2)
+    waiting, gone = plan_memory(plan), plan_memory(plan, lets_sent_go=True)
+    sent_bytes = 2 * 32 * 64 * 4  # the results of a chunk, and gradients of what it read
+    for before, after in zip(waiting, gone, strict=True):
+        assert before.activation_bytes - after.activation_bytes >= 2 * sent_bytes
+        assert before.temporary_bytes == after.temporary_bytes
+
+
 def test_earlier_stages_keep_more_microbatches() -> None:
     plan = planned(2, dp=1, tp=1, pp=2, micro_batch=2, schedule="1f1b")
     first, last = plan_memory(plan)

@@ -296,7 +296,15 @@ def _training(values: Mapping[str, Any]) -> TrainingSpec:
         weight_decay=_rate(values, "weight_decay", usual.weight_decay),
         momentum=_rate(values, f"{optimizer}_momentum", 0.0) if optimizer != "adamw" else 0.0,
         clip_norm=_rate(values, "clip_grad", usual.clip_norm),
-        attention="unfused" if values["attention_backend"] == "unfused" else "flash",
+        attention="unfused" if _attends_unfused(values) else "flash",
+    )
+
+
+def _attends_unfused(values: Mapping[str, Any]) -> bool:
+    """True if attention writes its scores: asked for, or Megatron's own, which knows no other."""
+    return values["transformer_impl"] == "local" or values["attention_backend"] in (
+        "unfused",
+        "local",
     )
 
 

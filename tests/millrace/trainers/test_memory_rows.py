@@ -29,6 +29,7 @@ SMALL = {
     "use-distributed-optimizer": "True",
     "bf16": "True",
 }
+FLASH = "gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist_dist_optimizer_no_mmap_bin_files"
 
 
 def written(path: Path, *rows: dict[str, str]) -> Path:
@@ -46,8 +47,25 @@ def test_state_and_peak_of_a_run_are_compared(tmp_path: Path):
     (row,) = figures["rows"]
     assert figures["state"]["rows"] == figures["memory"]["rows"] == 1
     assert row["error"] is None, "steps of tiny models are not judged"
+    assert abs(row["memory_error"]) < 0.01, "probabilities of attention lie there with their masks"
     measured = int(SMALL["mem_alloc_bytes"]) / 1e9
     assert row["predicted_state_gb"] == pytest.approx((1 + row["state_error"]) * measured)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, {"residual", "masked_softmax"}),
+        ({"test": FLASH}, {"residual", "attention"}),
+        ({"test": FLASH, "micro-batch-size": "1"}, {"residual"}),
+        ({"test": FLASH, "platform": "h100"}, {"residual"}),
+        ({"test": FLASH, "platform": "gb200"}, {"residual", "attention"}),
+    ],
+)
+def test_dropout_and_flash_attention_keep_more(tmp_path: Path, said, expected):
+    table = read_table(written(tmp_path / "tests.csv", said))
+    asked = ask(table.rows[0], table.layout, readers=READERS).question
+    assert {name for name, times in asked.keeping.framework.byte_multiples if times} == expected
 
 
 def test_a_test_of_another_model_is_listed_with_its_reason(tmp_path: Path):

@@ -6,7 +6,7 @@ is the last one, with stages one of the last stage.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import msgspec
 from msgspec.structs import replace as changed
 
 from millrace.models.errors import ModelError
+from millrace.models.training.unfused_attention import FLASH
+from millrace.planner.cluster import generation
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
 from millrace.planner.frameworks.framework_memory import FrameworkMemory, LossKernel, memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
@@ -174,18 +176,22 @@ def _language_row(row: Row, job: TrainingJob) -> Row:
 def _habit(row: Row, values: Mapping[str, Any], job: TrainingJob) -> MemoryHabit:
     """Memory habit of a test: Megatron's, with the test's own settings."""
     pins = job.pins
-    fused = values["cross_entropy_loss_fusion"] and values["cross_entropy_fusion_impl"] == "te"
+    kernel = {"te": LossKernel.FUSED, "native": LossKernel.COMPILED}
+    fused = values["cross_entropy_loss_fusion"] and kernel[values["cross_entropy_fusion_impl"]]
     memory = memory_of_run(
         framework_memory(MEGATRON),
         precision=job.model.precision,
         tp=pins.tp or 1,
         pp=pins.pp or 1,
-        loss=LossKernel.FUSED if fused else "",
+        loss=fused or "",
     )
     sharded = values["use_megatron_fsdp"] and values["data_parallel_sharding_strategy"] == SHARDED
     zero = 3 if sharded or values["use_torch_fsdp2"] else int(pins.zero or 0)
     return MemoryHabit(
-        framework=_as_tested(memory, row, values),
+        framework=changed(
+            _as_tested(memory, row, values),
+            byte_multiples=(*memory.byte_multiples, *_byte_multiples(row, values, job)),
+        ),
         zero=zero,
         copies=values["num_distributed_optimizer_instances"],
         gathers_again=bool(pins.sequence_parallel) or (pins.cp or 1) > 1,
@@ -227,5 +233,66 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
             engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
         ),
         placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
+        deferred=_deferred(values),
         bucket_bytes=scores,
     )
+
+
+# What is offloaded of a module is what its gradients need: what it reads, and probabilities of
+# attention (core/pipeline_parallel/fine_grained_activation_offload.py, read 2026-11).
+OFFLOADED = {
+    "attn_norm": ("residual",),
+    "mlp_norm": ("residual",),
+    "qkv_linear": ("ln1",),
+    "core_attn": ("masked_softmax", "v"),
+    "attn_proj": ("core",),
+    "expert_fc1": ("dispatch",),
+    "moe_act": ("gate", "up"),
+}
+
+# Dropout keeps a mask of a byte of what it thins, and of the probabilities of attention its result
+# too, which their product reads (Korthikanti et al., 2022, section 4.1).
+HIDDEN_DROPOUT, SCORES_DROPOUT = ("residual", 1.5), ("masked_softmax", 2.5)
+# Flash attention's result has its microbatch first, and is kept beside its copy in the model's
+# order, which the next product reads (`FlashAttention.forward`,
+# pytorch/attention/dot_product_attention/backends.py of Transformer Engine, read 2026-11).
+RESULT_TWICE = ("attention", 2.0)
+
+
+def _byte_multiples(
+    row: Row, values: Mapping[str, Any], job: TrainingJob
+) -> Iterator[tuple[str, float]]:
+    """Yield ops beside whose results a test keeps more, and how many times their bytes in all."""
+    modules = values["offload_modules"] if values["fine_grained_activation_offloading"] else None
+    for module in modules or ():
+        yield from ((name, 0.0) for name in OFFLOADED.get(module, ()))
+    if values["hidden_dropout"]:
+        yield HIDDEN_DROPOUT
+    if job.training.attention == FLASH:
+        alone = (job.pins.micro_batch or 1) == 1 or (job.pins.cp or 1) > 1
+        if not alone and _is_flash(row, values):
+            yield RESULT_TWICE
+    elif values["attention_dropout"]:
+        yield SCORES_DROPOUT
+
+
+def _deferred(values: Mapping[str, Any]) -> int:
+    """Microbatches whose gradients of logits are kept for the end of the step; 0 limits none."""
+    if not values["defer_embedding_wgrad_compute"]:
+        return 0
+    return values["wgrad_deferral_limit"] or int(values["global_batch_size"])
+
+
+def _is_flash(row: Row, values: Mapping[str, Any]) -> bool:
+    """True if Transformer Engine takes flash attention's own kernels, not cuDNN's.
+
+    Before Hopper it does; on Blackwell it does where no bit may differ and dropout thins the
+    probabilities (`get_attention_backend`, pytorch/attention/dot_product_attention/utils.py, and
+    `nvte_get_fused_attn_backend`, common/fused_attn/fused_attn.cpp, read 2026-11).
+    """
+    if values["attention_backend"] in ("flash", "fused"):
+        return bool(values["attention_backend"] == "flash")
+    era = generation(row["platform"])
+    if era == "blackwell":
+        return bool(values["deterministic_mode"] and values["attention_dropout"])
+    return era != "hopper"
