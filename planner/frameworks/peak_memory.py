@@ -30,6 +30,7 @@ from millrace.planner.frameworks.resident_memory import (
     boundary_bytes,
     gather_bytes,
     rounding_bytes,
+    routing_bytes,
     workspace_bytes,
 )
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
@@ -153,8 +154,9 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
         libraries = workspace_bytes(framework.workspaces, plan)
         resident += Counter(dict.fromkeys(range(plan.stages), libraries))
         resident += boundary_bytes(plan, placed) + _rounding(plan, placed, habit)
-        if roles(plan, plan.graph)["sequence_parallel"]:
-            resident += gather_bytes(plan, placed)
+        resident += gather_bytes(plan, placed)
+        fused = framework.workspaces.fused_permutation
+        resident += routing_bytes(plan, placed, fused_permutation=fused)
     stages = []
     for stage, planned in enumerate(memory):
         area = max(planned.temporary_bytes, _loss_bytes(logits[stage], framework))
@@ -267,20 +269,44 @@ def _states(graph: Graph) -> dict[str, int]:
 def _rounding(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
     """Bytes per stage by which the allocator rounds up weights and state, a tensor each.
 
-    Split state lies in flat buffers, of which there are few.
+    Every expert has tensors of its own. Split state lies in flat buffers, of which there are few.
     """
     bytes_by_stage: Counter[int] = Counter()
     if habit.zero != 0:
         return bytes_by_stage
     read = list(_read_elements(plan, placed))
+    experts = _experts(plan)
     stored = habit.framework.parameters
     parts = (stored.weight_bytes, *(MOMENT_BYTES,) * (stored.state_bytes // MOMENT_BYTES))
     for stage in range(plan.stages):
-        elements = [number for place, _, number, _ in read if place == stage]
+        elements = [
+            number // experts.get(name, 1)
+            for place, name, number, _ in read
+            if place == stage
+            for _ in range(experts.get(name, 1))
+        ]
         bytes_by_stage[stage] = rounding_bytes(
             size * number for size in parts for number in elements
         )
     return bytes_by_stage
+
+
+def _experts(plan: Plan) -> dict[str, int]:
+    """Experts of a layer on a device, by the name of a weight that has one for each."""
+    ranks = int(roles(plan, plan.graph)["ep"] or 1)
+    tensors = plan.graph.tensors_by_name
+    weights: dict[str, str] = {}
+    experts: dict[str, int] = {}
+    for op in plan.graph.ops:
+        if op.kind == "variable":
+            weights[op.outputs[0]] = op.outputs[0]
+        elif op.kind in ON_THE_WAY and op.inputs[0] in weights:
+            weights[op.outputs[0]] = weights[op.inputs[0]]
+        elif op.kind == "matmul" and op.phase is Phase.FORWARD and op.inputs[1] in weights:
+            weight = weights[op.inputs[1]]
+            of_expert = parse(op.labels).inputs[1][0] == (EXPERT,)
+            experts[weight] = tensors[weight].shape[0] // ranks if of_expert else 1
+    return experts
 
 
 def _passing_bytes(

@@ -18,6 +18,7 @@ from millrace.models.errors import ModelError
 from millrace.models.training.unfused_attention import FLASH
 from millrace.planner.cluster import generation
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.frameworks.capabilities import GATHERING
 from millrace.planner.frameworks.framework_memory import FrameworkMemory, LossKernel, memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
 from millrace.planner.frameworks.peak_memory import MemoryHabit
@@ -73,6 +74,8 @@ def question(row: Row) -> tuple[Question, Pins]:
         job = _read(row, values).job
         job.pins.check()
         cluster = language.cluster(_language_row(row, job))
+        gathers = job.pins.dispatcher == GATHERING
+        cluster = changed(cluster, software=changed(cluster.software, gathers=gathers))
         return Question(
             model=job.model,
             training=job.training,
@@ -128,6 +131,9 @@ def arguments(row: Row) -> GivenArguments:
     return given
 
 
+# The first of NVIDIA's containers in the tests' docker/.ngc_version.dev whose PyTorch is later than
+# February 2026 (that of 26.02 is not).
+FIRST_OF_2026 = "26.04"
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # Of `apply_determinism_env`, megatron/training/determinism.py, read 2026-11.
 DETERMINISTIC = ":4096:8"
@@ -230,7 +236,11 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
         memory,
         parameters=stored,
         workspaces=Workspaces(
-            engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
+            engine=not local,
+            grouped=bool(values["moe_grouped_gemm"]),
+            cublas_bytes=sum(sizes),
+            since_2026=row.get("container", "") >= FIRST_OF_2026,
+            fused_permutation=bool(values["moe_permute_fusion"]),
         ),
         placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
         deferred=_deferred(values),
