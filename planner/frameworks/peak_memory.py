@@ -269,34 +269,37 @@ def _states(graph: Graph) -> dict[str, int]:
 def _rounding(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
     """Bytes per stage by which the allocator rounds up weights and state, a tensor each.
 
-    Every expert has tensors of its own. Split state lies in flat buffers, of which there are few.
+    Optimizers make all that they keep of a tensor before they go to the next. Split state lies in
+    flat buffers, of which there are few.
     """
     bytes_by_stage: Counter[int] = Counter()
     if habit.zero != 0:
         return bytes_by_stage
-    read = list(_read_elements(plan, placed))
-    experts = _experts(plan)
+    owners = _owners(plan)
+    tensors: dict[int, Counter[tuple[str, int]]] = {k: Counter() for k in range(plan.stages)}
+    for stage, name, number, _ in _read_elements(plan, placed):
+        tensors[stage][owners.get(name, (name, 1))] += number
     stored = habit.framework.parameters
-    parts = (stored.weight_bytes, *(MOMENT_BYTES,) * (stored.state_bytes // MOMENT_BYTES))
-    for stage in range(plan.stages):
-        elements = [
-            number // experts.get(name, 1)
-            for place, name, number, _ in read
-            if place == stage
-            for _ in range(experts.get(name, 1))
-        ]
-        bytes_by_stage[stage] = rounding_bytes(
-            size * number for size in parts for number in elements
-        )
+    moments = max(stored.state_bytes // MOMENT_BYTES - 1, 0)
+    for stage, elements in tensors.items():
+        every = [n // experts for (_, experts), n in elements.items() for _ in range(experts)]
+        sizes = [stored.weight_bytes * number for number in every]
+        sizes += [MOMENT_BYTES * number for number in every]
+        sizes += [MOMENT_BYTES * number for number in every for _ in range(moments)]
+        bytes_by_stage[stage] = rounding_bytes(sizes)
     return bytes_by_stage
 
 
-def _experts(plan: Plan) -> dict[str, int]:
-    """Experts of a layer on a device, by the name of a weight that has one for each."""
+def _owners(plan: Plan) -> dict[str, tuple[str, int]]:
+    """Tensors that weights of products lie in, by weight: a name, and how many there are.
+
+    Products of one module that read the same are one product (`linear_qkv`, `linear_fc1` of
+    Megatron-Core, read 2026-11); every expert on a device has a tensor of its own.
+    """
     ranks = int(roles(plan, plan.graph)["ep"] or 1)
     tensors = plan.graph.tensors_by_name
     weights: dict[str, str] = {}
-    experts: dict[str, int] = {}
+    owners: dict[str, tuple[str, int]] = {}
     for op in plan.graph.ops:
         if op.kind == "variable":
             weights[op.outputs[0]] = op.outputs[0]
@@ -305,8 +308,9 @@ def _experts(plan: Plan) -> dict[str, int]:
         elif op.kind == "matmul" and op.phase is Phase.FORWARD and op.inputs[1] in weights:
             weight = weights[op.inputs[1]]
             of_expert = parse(op.labels).inputs[1][0] == (EXPERT,)
-            experts[weight] = tensors[weight].shape[0] // ranks if of_expert else 1
-    return experts
+            experts = tensors[weight].shape[0] // ranks if of_expert else 1
+            owners[weight] = f"{op.name.rpartition('.')[0]} of {op.inputs[0]}", experts
+    return owners
 
 
 def _passing_bytes(
