@@ -362,6 +362,9 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
     roles = axis_roles(plan, plan.graph)
     replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
     tensor = [axis for axis, axis_role in enumerate(roles) if "tp" in axis_role]
+    logits = _logits_names(plan.graph)
+    for op in plan.graph.ops:
+        logits.update(op.inputs if op.kind == "add" and logits.intersection(op.outputs) else ())
     source: dict[str, str] = {}
     read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
     for placed_op in placed:
@@ -380,12 +383,22 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
                     if placed_op.op.kind == "embedding":
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
-                    elif placed_op.op.block == plan.graph.blocks[0]:  # positions: on all of them
+                    elif _on_all_ranks(placed_op.op, plan.graph, logits):
                         for axis in tensor:
                             elements *= sizes[axis] if sbp[axis].is_split else 1
                     read[placed_op.stage, source[name]] = elements, ranks
     for (stage, variable), (elements, ranks) in read.items():
         yield stage, variable, elements, ranks
+
+
+def _on_all_ranks(op: Op, graph: Graph, logits: set[str]) -> bool:
+    """True if tensor parallel ranks have all of what an op reads, whatever the plan splits.
+
+    They do of positions, and of what a head does before its logits (`BertLMHead` and `Pooler`,
+    megatron/core/models/bert, read 2026-11).
+    """
+    head = op.block == graph.blocks[-1] and op.kind == "matmul"
+    return op.block == graph.blocks[0] or (head and not logits.intersection(op.outputs))
 
 
 def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:
