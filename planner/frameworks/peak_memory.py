@@ -29,6 +29,7 @@ from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
 from millrace.planner.frameworks.resident_memory import (
     boundary_bytes,
     gather_bytes,
+    last_shares,
     rounding_bytes,
     routing_bytes,
     workspace_bytes,
@@ -148,6 +149,7 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
         grown=_kept_factors(plan.graph, habit),
     )
     passing = _passing_bytes(plan, placed, framework)
+    outside = _outside_bytes(plan, placed, habit)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
     resident = Counter(dict.fromkeys(range(plan.stages), framework.bucket_bytes))
     if framework.workspaces is not None and plan.cluster.cores_per_node is None:
@@ -168,7 +170,7 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
             + 2 * sum(logits[stage]) * min(framework.deferred, plan.microbatches),
             temporary_bytes=max(area, passed),
             communication_bytes=planned.communication_bytes,
-            resident_bytes=resident[stage] + placeholders[stage],
+            resident_bytes=resident[stage] + placeholders[stage] + outside[stage],
         )
         overhead = device_overhead_bytes(laid_out.arena_bytes, plan.cluster)
         stages.append(replace(laid_out, **{f"{kind}_bytes": n for kind, n in overhead.items()}))
@@ -269,23 +271,28 @@ def _states(graph: Graph) -> dict[str, int]:
 def _rounding(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
     """Bytes per stage by which the allocator rounds up weights and state, a tensor each.
 
-    Optimizers make all that they keep of a tensor before they go to the next. Split state lies in
-    flat buffers, of which there are few.
+    Optimizers make all that they keep of a tensor before they go to the next. With ZeRO-1 weights
+    lie in a flat buffer, of which a rank has the state of its share, a tensor for every parameter
+    that lies in it (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py, read
+    2026-11). Parameters lie there from the last to the first, and the last rank prints.
     """
     bytes_by_stage: Counter[int] = Counter()
-    if habit.zero != 0:
+    if habit.zero not in (0, 1):
         return bytes_by_stage
     owners = _owners(plan)
-    tensors: dict[int, Counter[tuple[str, int]]] = {k: Counter() for k in range(plan.stages)}
-    for stage, name, number, _ in _read_elements(plan, placed):
-        tensors[stage][owners.get(name, (name, 1))] += number
+    tensors: dict[int, dict[tuple[str, int, int], int]] = {k: {} for k in range(plan.stages)}
+    for stage, name, number, ranks in _read_elements(plan, placed):
+        ranks = max(1, min(ranks, habit.zero_ranks or ranks) // habit.copies) if habit.zero else 1
+        owner = (*owners.get(name, (name, 1)), ranks)
+        tensors[stage][owner] = tensors[stage].get(owner, 0) + number
     stored = habit.framework.parameters
     moments = max(stored.state_bytes // MOMENT_BYTES - 1, 0)
     for stage, elements in tensors.items():
-        every = [n // experts for (_, experts), n in elements.items() for _ in range(experts)]
-        sizes = [stored.weight_bytes * number for number in every]
-        sizes += [MOMENT_BYTES * number for number in every]
-        sizes += [MOMENT_BYTES * number for number in every for _ in range(moments)]
+        every = [(n // of, ranks) for (_, of, ranks), n in elements.items() for _ in range(of)]
+        sizes = [] if habit.zero else [stored.weight_bytes * number for number, _ in every]
+        shares = last_shares(every)
+        sizes += [MOMENT_BYTES * number for number in shares]
+        sizes += [MOMENT_BYTES * number for number in shares for _ in range(moments)]
         bytes_by_stage[stage] = rounding_bytes(sizes)
     return bytes_by_stage
 
@@ -323,6 +330,17 @@ def _passing_bytes(
         for stage, variable, elements, _ in _read_elements(plan, placed):
             if variable in trained:
                 bytes_by_stage[stage] += elements * framework.passing_bytes
+    return bytes_by_stage
+
+
+def _outside_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
+    """Bytes per stage of gathered weights outside of layers, where they stay gathered."""
+    bytes_by_stage: Counter[int] = Counter()
+    if habit.zero == 3 and habit.framework.gathered_outside:
+        ends, makers = (plan.graph.blocks[0], plan.graph.blocks[-1]), plan.graph.makers
+        for stage, variable, elements, _ in _read_elements(plan, placed):
+            if makers[variable].block in ends:
+                bytes_by_stage[stage] += elements * habit.framework.parameters.weight_bytes
     return bytes_by_stage
 
 

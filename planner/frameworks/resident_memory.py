@@ -101,7 +101,10 @@ def boundary_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
     """
     makers, tensors = plan.graph.makers, plan.graph.tensors_by_name
     split = roles(plan, plan.graph)["sequence_parallel"]
-    whole_on = [not split and axis_role == {"tp"} for axis_role in axis_roles(plan, plan.graph)]
+    among = tuple(
+        1 if not split and axis_role - {"ep"} == {"tp"} else degree
+        for degree, axis_role in zip(plan.mesh.sizes, axis_roles(plan, plan.graph), strict=True)
+    )
     home = {choice.block: k for k, chunk in enumerate(plan.chunks) for choice in chunk.blocks}
     received: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for placed_op in placed:
@@ -113,8 +116,6 @@ def boundary_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:
             if maker is None or maker.block == GLOBAL_BLOCK or tensor.rate is not Rate.MICROBATCH:
                 continue
             if maker.kind not in ("repeat", "input") and home[maker.block] < home[op.block]:
-                sizes = zip(plan.mesh.sizes, whole_on, strict=True)
-                among = tuple(1 if on_all else degree for degree, on_all in sizes)
                 size = 2 * local_size(tensor.shape, sbp, among)
                 least = received[home[op.block]].get(name, size)
                 received[home[op.block]][name] = min(size, least)
@@ -162,6 +163,33 @@ def rounding_bytes(sizes: Iterable[int]) -> int:
         else:
             rounded += left
     return rounded
+
+
+def last_shares(tensors: Iterable[tuple[int, int]]) -> list[int]:
+    """Elements of every tensor that the last of the ranks has that split a flat buffer.
+
+    Tensors that as many ranks split lie in one buffer, the last of them first.
+
+    Parameters
+    ----------
+    tensors : iterable of (int, int)
+        Elements, and ranks that split them, from the first to the last.
+
+    Examples
+    --------
+    >>> last_shares([(60, 4), (100, 4), (40, 4), (30, 1)])
+    [50, 0, 0, 30]
+    """
+    every = list(tensors)
+    sums: Counter[int] = Counter()
+    for number, ranks in every:
+        sums[ranks] += number
+    left = {ranks: number // ranks for ranks, number in sums.items()}
+    shares = []
+    for number, ranks in every:
+        shares.append(min(number, left[ranks]))
+        left[ranks] -= shares[-1]
+    return shares
 
 
 def gather_bytes(plan: Plan, placed: tuple[PlacedOp, ...]) -> Counter[int]:

@@ -72,6 +72,19 @@ def test_dispatchers_keep_how_they_sent_the_tokens_of_the_last_microbatch(gather
     assert gather_bytes(plan, placed)[0] == (4 * tokens * width * 2 if gathers else 0)
 
 
+def test_weights_outside_of_layers_may_stay_gathered():
+    plan = search(asked_of_experts("megatron-core", ep=1, tp=1, pp=1, micro_batch=2))
+    habit = habit_of(plan)
+    assert habit is not None
+    habit = replace(habit, zero=3)
+    (bare,) = framework_stages(plan, habit)
+    gathering = replace(habit, framework=changed(habit.framework, gathered_outside=True))
+    (stage,) = framework_stages(plan, gathering)
+    config = plan.model.config
+    tables = 2 * int(config["vocab"]) * int(config["hidden"]) + int(config["hidden"])
+    assert stage.resident_bytes - bare.resident_bytes == 2 * tables
+
+
 def test_what_stays_is_part_of_the_state_and_of_the_arena():
     plan = piped(interleave=1)
     habit = habit_of(plan)

@@ -247,6 +247,7 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
     if values["deterministic_mode"]:
         said = said or DETERMINISTIC
     sizes = [int(size) * int(count) * 2**10 for size, count in WORKSPACE_WORDS.findall(said)]
+    later = row.get("container", "") >= FIRST_OF_2026
     scores = 0
     if local and values["attention_backend"] != "flash":
         # Scores of a layer, which all layers share (`matmul_input_buffer`,
@@ -260,11 +261,14 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
             engine=not local,
             grouped=bool(values["moe_grouped_gemm"]),
             cublas_bytes=sum(sizes),
-            since_2026=row.get("container", "") >= FIRST_OF_2026,
+            since_2026=later,
             fused_permutation=bool(values["moe_permute_fusion"]),
         ),
         placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
         deferred=_deferred(values),
+        # `AllGatherPipeline.reset` keeps them since May 2026 (pull request 4717, core/distributed/
+        # fsdp/src/megatron_fsdp/param_and_grad_buffer.py).
+        gathered_outside=bool(values["use_megatron_fsdp"]) and later,
         bucket_bytes=scores,
     )
 
