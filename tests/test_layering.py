@@ -87,11 +87,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_740,
-    "planner": 23_334,
+    "planner": 23_448,
     "simulator": 3_413,
     "executor": 28_289,
-    "millrace": 26_687,
-    "tests": 54_607,
+    "millrace": 26_715,
+    "tests": 54_652,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -61,6 +61,7 @@ COLUMNS = {
     ),
     TableFormat.TESTS: (
         *("test", "platform", "gpus", "mem_alloc_bytes", "mem_max_bytes", "test_type"),
+        "container",
         *("num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads"),
         *("group-query-attention", "num-query-groups", "seq-length", "micro-batch-size"),
         *("global-batch-size", "tensor-model-parallel-size", "pipeline-model-parallel-size"),

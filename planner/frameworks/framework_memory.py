@@ -72,6 +72,8 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     placeholders : bool
         Products add weight gradients to their sums, and a tensor that is never read stands in for
         the gradient: one for every shape of weight, which stays.
+    gathered_outside : bool
+        ZeRO-3 leaves weights outside of layers gathered from step to step.
     layer_split : LayerSplit
         How layers are dealt out to stages, where a plan may do else.
     workspaces : Workspaces, optional
@@ -93,6 +95,7 @@ class FrameworkMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     byte_multiples: tuple[tuple[str, float], ...] = ()
     lets_sent_go: bool = False
     placeholders: bool = False
+    gathered_outside: bool = False
     layer_split: LayerSplit = LayerSplit.EVEN
     workspaces: Workspaces | None = None
 

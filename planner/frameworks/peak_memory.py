@@ -29,7 +29,9 @@ from millrace.planner.frameworks.layer_split import ON_THE_WAY, split_layers
 from millrace.planner.frameworks.resident_memory import (
     boundary_bytes,
     gather_bytes,
+    last_shares,
     rounding_bytes,
+    routing_bytes,
     workspace_bytes,
 )
 from millrace.planner.memory import StageMemory, device_overhead_bytes, plan_memory
@@ -147,14 +149,16 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
         grown=_kept_factors(plan.graph, habit),
     )
     passing = _passing_bytes(plan, placed, framework)
+    outside = _outside_bytes(plan, placed, habit)
     placeholders = placeholder_bytes(plan, placed) if framework.placeholders else Counter()
     resident = Counter(dict.fromkeys(range(plan.stages), framework.bucket_bytes))
     if framework.workspaces is not None and plan.cluster.cores_per_node is None:
         libraries = workspace_bytes(framework.workspaces, plan)
         resident += Counter(dict.fromkeys(range(plan.stages), libraries))
         resident += boundary_bytes(plan, placed) + _rounding(plan, placed, habit)
-        if roles(plan, plan.graph)["sequence_parallel"]:
-            resident += gather_bytes(plan, placed)
+        resident += gather_bytes(plan, placed)
+        fused = framework.workspaces.fused_permutation
+        resident += routing_bytes(plan, placed, fused_permutation=fused)
     stages = []
     for stage, planned in enumerate(memory):
         area = max(planned.temporary_bytes, _loss_bytes(logits[stage], framework))
@@ -166,7 +170,7 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
             + 2 * sum(logits[stage]) * min(framework.deferred, plan.microbatches),
             temporary_bytes=max(area, passed),
             communication_bytes=planned.communication_bytes,
-            resident_bytes=resident[stage] + placeholders[stage],
+            resident_bytes=resident[stage] + placeholders[stage] + outside[stage],
         )
         overhead = device_overhead_bytes(laid_out.arena_bytes, plan.cluster)
         stages.append(replace(laid_out, **{f"{kind}_bytes": n for kind, n in overhead.items()}))
@@ -267,20 +271,53 @@ def _states(graph: Graph) -> dict[str, int]:
 def _rounding(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
     """Bytes per stage by which the allocator rounds up weights and state, a tensor each.
 
-    Split state lies in flat buffers, of which there are few.
+    Optimizers make all that they keep of a tensor before they go to the next. With ZeRO-1 weights
+    lie in a flat buffer, of which a rank has the state of its share, a tensor for every parameter
+    that lies in it (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py, read
+    2026-11). Parameters lie there from the last to the first, and the last rank prints.
     """
     bytes_by_stage: Counter[int] = Counter()
-    if habit.zero != 0:
+    if habit.zero not in (0, 1):
         return bytes_by_stage
-    read = list(_read_elements(plan, placed))
+    owners = _owners(plan)
+    tensors: dict[int, dict[tuple[str, int, int], int]] = {k: {} for k in range(plan.stages)}
+    for stage, name, number, ranks in _read_elements(plan, placed):
+        ranks = max(1, min(ranks, habit.zero_ranks or ranks) // habit.copies) if habit.zero else 1
+        owner = (*owners.get(name, (name, 1)), ranks)
+        tensors[stage][owner] = tensors[stage].get(owner, 0) + number
     stored = habit.framework.parameters
-    parts = (stored.weight_bytes, *(MOMENT_BYTES,) * (stored.state_bytes // MOMENT_BYTES))
-    for stage in range(plan.stages):
-        elements = [number for place, _, number, _ in read if place == stage]
-        bytes_by_stage[stage] = rounding_bytes(
-            size * number for size in parts for number in elements
-        )
+    moments = max(stored.state_bytes // MOMENT_BYTES - 1, 0)
+    for stage, elements in tensors.items():
+        every = [(n // of, ranks) for (_, of, ranks), n in elements.items() for _ in range(of)]
+        sizes = [] if habit.zero else [stored.weight_bytes * number for number, _ in every]
+        shares = last_shares(every)
+        sizes += [MOMENT_BYTES * number for number in shares]
+        sizes += [MOMENT_BYTES * number for number in shares for _ in range(moments)]
+        bytes_by_stage[stage] = rounding_bytes(sizes)
     return bytes_by_stage
+
+
+def _owners(plan: Plan) -> dict[str, tuple[str, int]]:
+    """Tensors that weights of products lie in, by weight: a name, and how many there are.
+
+    Products of one module that read the same are one product (`linear_qkv`, `linear_fc1` of
+    Megatron-Core, read 2026-11); every expert on a device has a tensor of its own.
+    """
+    ranks = int(roles(plan, plan.graph)["ep"] or 1)
+    tensors = plan.graph.tensors_by_name
+    weights: dict[str, str] = {}
+    owners: dict[str, tuple[str, int]] = {}
+    for op in plan.graph.ops:
+        if op.kind == "variable":
+            weights[op.outputs[0]] = op.outputs[0]
+        elif op.kind in ON_THE_WAY and op.inputs[0] in weights:
+            weights[op.outputs[0]] = weights[op.inputs[0]]
+        elif op.kind == "matmul" and op.phase is Phase.FORWARD and op.inputs[1] in weights:
+            weight = weights[op.inputs[1]]
+            of_expert = parse(op.labels).inputs[1][0] == (EXPERT,)
+            experts = tensors[weight].shape[0] // ranks if of_expert else 1
+            owners[weight] = f"{op.name.rpartition('.')[0]} of {op.inputs[0]}", experts
+    return owners
 
 
 def _passing_bytes(
@@ -293,6 +330,17 @@ def _passing_bytes(
         for stage, variable, elements, _ in _read_elements(plan, placed):
             if variable in trained:
                 bytes_by_stage[stage] += elements * framework.passing_bytes
+    return bytes_by_stage
+
+
+def _outside_bytes(plan: Plan, placed: tuple[PlacedOp, ...], habit: MemoryHabit) -> Counter[int]:
+    """Bytes per stage of gathered weights outside of layers, where they stay gathered."""
+    bytes_by_stage: Counter[int] = Counter()
+    if habit.zero == 3 and habit.framework.gathered_outside:
+        ends, makers = (plan.graph.blocks[0], plan.graph.blocks[-1]), plan.graph.makers
+        for stage, variable, elements, _ in _read_elements(plan, placed):
+            if makers[variable].block in ends:
+                bytes_by_stage[stage] += elements * habit.framework.parameters.weight_bytes
     return bytes_by_stage
 
 
@@ -332,6 +380,9 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
     roles = axis_roles(plan, plan.graph)
     replicas = [axis for axis, axis_role in enumerate(roles) if axis_role & {"dp", "cp"}]
     tensor = [axis for axis, axis_role in enumerate(roles) if "tp" in axis_role]
+    logits = _logits_names(plan.graph)
+    for op in plan.graph.ops:
+        logits.update(op.inputs if op.kind == "add" and logits.intersection(op.outputs) else ())
     source: dict[str, str] = {}
     read: dict[tuple[int, str], tuple[int, int]] = {}  # elements, and ranks that hold them
     for placed_op in placed:
@@ -350,12 +401,22 @@ def _read_elements(plan: Plan, placed: tuple[PlacedOp, ...]) -> Iterator[tuple[i
                     if placed_op.op.kind == "embedding":
                         for axis in tensor:
                             elements //= 1 if sbp[axis].is_split else sizes[axis]
-                    elif placed_op.op.block == plan.graph.blocks[0]:  # positions: on all of them
+                    elif _on_all_ranks(placed_op.op, plan.graph, logits):
                         for axis in tensor:
                             elements *= sizes[axis] if sbp[axis].is_split else 1
                     read[placed_op.stage, source[name]] = elements, ranks
     for (stage, variable), (elements, ranks) in read.items():
         yield stage, variable, elements, ranks
+
+
+def _on_all_ranks(op: Op, graph: Graph, logits: set[str]) -> bool:
+    """True if tensor parallel ranks have all of what an op reads, whatever the plan splits.
+
+    They do of positions, and of what a head does before its logits (`BertLMHead` and `Pooler`,
+    megatron/core/models/bert, read 2026-11).
+    """
+    head = op.block == graph.blocks[-1] and op.kind == "matmul"
+    return op.block == graph.blocks[0] or (head and not logits.intersection(op.outputs))
 
 
 def _kept_factors(graph: Graph, habit: MemoryHabit) -> dict[str, float]:

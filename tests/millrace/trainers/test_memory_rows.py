@@ -87,3 +87,16 @@ def test_devices_that_a_row_leaves_blank_are_those_of_its_kind_of_test(tmp_path:
     row_question = ask(table.rows[0], table.layout, readers=READERS)
     assert row_question.pins.dp == 8
     assert "8 devices, as such tests have" in row_question.notes
+
+
+def test_a_bert_is_the_model_that_its_script_makes(tmp_path: Path):
+    row = {"test": "bert/bert_mcore_tp2_pp2_local_spec", "seq-length": "512"}
+    row |= {"pipeline-model-parallel-size": "2", "tensor-model-parallel-size": "2"}
+    table = read_table(written(tmp_path / "tests.csv", row))
+    question = ask(table.rows[0], table.layout, readers=READERS).question
+    assert question is not None
+    assert question.model.family == "bert"
+    config = question.model.config
+    assert config["vocab"] == 30720, "30522 words in steps of 128 for each of two ranks"
+    assert config["next_sentence"]
+    assert config["pre_norms"]

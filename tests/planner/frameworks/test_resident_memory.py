@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
+from millrace.models.graph import Phase
 from millrace.planner.clusters import reference_node
 from millrace.planner.clusters.cluster_files import resized
 from millrace.planner.compile.placement import place
@@ -13,12 +14,14 @@ from millrace.planner.frameworks.resident_memory import (
     MIB,
     Workspaces,
     boundary_bytes,
+    gather_bytes,
     rounding_bytes,
+    routing_bytes,
     workspace_bytes,
 )
 from millrace.planner.plan import Plan
 from millrace.planner.search import search
-from tests.planner.frameworks.test_search_for_frameworks import asked
+from tests.planner.frameworks.test_search_for_frameworks import asked, asked_of_experts
 
 
 def piped(device: str = "h100", **pins: object) -> Plan:
@@ -33,6 +36,8 @@ def piped(device: str = "h100", **pins: object) -> Plan:
 def test_workspaces_are_those_of_the_device(device: str, mebibytes: float):
     plan = piped(device)
     assert workspace_bytes(Workspaces(engine=True), plan) == mebibytes * MIB
+    later = Workspaces(engine=True, since_2026=True)
+    assert workspace_bytes(later, plan) == (96 if device == "b200" else mebibytes) * MIB
     said = Workspaces(cublas_bytes=32 * MIB)
     assert workspace_bytes(said, plan) == 64 * MIB
 
@@ -45,6 +50,39 @@ def test_every_chunk_of_a_later_stage_keeps_what_it_exchanged():
     sizes = boundary_bytes(chunks, place(chunks, chunks.graph))
     assert sizes[1] == 3 * stage[1]
     assert sizes[0] == 2 * stage[1]
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_dispatchers_keep_how_they_sent_the_tokens_of_the_last_microbatch(gathers: bool):
+    plan = search(asked_of_experts("megatron-core", ep=4, tp=1, pp=1, micro_batch=2))
+    software = changed(plan.cluster.software, gathers=gathers)
+    plan = changed(plan, cluster=changed(plan.cluster, software=software))
+    placed = place(plan, plan.graph)
+    dispatches = [each.op for each in placed if each.op.kind == "dispatch"]
+    layers = sum(op.phase is Phase.FORWARD for op in dispatches)
+    tokens = 2 * plan.model.seq_len
+    experts, chosen = (
+        plan.graph.tensors_by_name[name].shape[end]
+        for name, end in ((dispatches[0].outputs[0], 0), (dispatches[0].inputs[1], -1))
+    )
+    order = (8 + 4) * tokens * chosen if gathers else 8 * tokens * chosen + 4 * tokens * experts
+    routed = routing_bytes(plan, placed, fused_permutation=False)
+    assert routed[0] == layers * (tokens * experts + order)
+    width = plan.graph.tensors_by_name[dispatches[0].inputs[0]].shape[-1]
+    assert gather_bytes(plan, placed)[0] == (4 * tokens * width * 2 if gathers else 0)
+
+
+def test_weights_outside_of_layers_may_stay_gathered():
+    plan = search(asked_of_experts("megatron-core", ep=1, tp=1, pp=1, micro_batch=2))
+    habit = habit_of(plan)
+    assert habit is not None
+    habit = replace(habit, zero=3)
+    (bare,) = framework_stages(plan, habit)
+    gathering = replace(habit, framework=changed(habit.framework, gathered_outside=True))
+    (stage,) = framework_stages(plan, gathering)
+    config = plan.model.config
+    tables = 2 * int(config["vocab"]) * int(config["hidden"]) + int(config["hidden"])
+    assert stage.resident_bytes - bare.resident_bytes == 2 * tables
 
 
 def test_what_stays_is_part_of_the_state_and_of_the_arena():

@@ -7,6 +7,7 @@ is the last one, with stages one of the last stage.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from millrace.models.errors import ModelError
 from millrace.models.training.unfused_attention import FLASH
 from millrace.planner.cluster import generation
 from millrace.planner.errors import ClusterError, InfeasibleError, PlanError
+from millrace.planner.frameworks.capabilities import GATHERING
 from millrace.planner.frameworks.framework_memory import FrameworkMemory, LossKernel, memory_of_run
 from millrace.planner.frameworks.framework_tables import framework_memory
 from millrace.planner.frameworks.peak_memory import MemoryHabit
@@ -36,10 +38,9 @@ ARGUMENTS = Path(__file__).with_name("arguments.json")
 DEVICES = 8  # of the nodes that tests run on, where neither the row nor the test's name says it
 ONE_NODE = "_1node", 4  # end of the names of tests on one node of GB200, and its devices
 # Families whose models the reader of settings has no words for, by the begin of a test's name.
-OTHER_MODELS = {
-    "bert": "an encoder with a head for two sentences",
-    "t5": "an encoder and a decoder of different lengths",
-}
+OTHER_MODELS = {"t5": "an encoder and a decoder of different lengths"}
+# Words of the vocabulary of pretrain_bert.py's tokenizer, `BertWordPieceLowerCase` (read 2026-11).
+BERT, BERT_WORDS = "bert", 30522
 LAST = -1  # stage of the rank that logs
 SHARDED = "optim_grads_params"  # Megatron's word for ZeRO-3
 
@@ -70,9 +71,11 @@ def question(row: Row) -> tuple[Question, Pins]:
         raise InexpressibleError(f"test is `{row['test']}`: {other}, which no settings are read as")
     try:
         values = arguments(row)
-        job = _read(row, values).job
+        job = _job(row, values)
         job.pins.check()
         cluster = language.cluster(_language_row(row, job))
+        gathers = job.pins.dispatcher == GATHERING
+        cluster = changed(cluster, software=changed(cluster.software, gathers=gathers))
         return Question(
             model=job.model,
             training=job.training,
@@ -128,6 +131,9 @@ def arguments(row: Row) -> GivenArguments:
     return given
 
 
+# The first of NVIDIA's containers in the tests' docker/.ngc_version.dev whose PyTorch is later than
+# February 2026 (that of 26.02 is not).
+FIRST_OF_2026 = "26.04"
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # Of `apply_determinism_env`, megatron/training/determinism.py, read 2026-11.
 DETERMINISTIC = ":4096:8"
@@ -144,6 +150,27 @@ def _words(value: Any) -> Any:
 
 def _read(row: Row, values: GivenArguments) -> ReadSettings:
     return read_job(values, 1, _devices(row), {})
+
+
+def _job(row: Row, values: GivenArguments) -> TrainingJob:
+    """Job of a row; that of a BERT as pretrain_bert.py makes its model of the same arguments."""
+    job = _read(row, values).job
+    if row["test"].partition("/")[0] != BERT:
+        return job
+    sizes = {name: job.model.config[name] for name in ("layers", "hidden", "heads", "ffn_hidden")}
+    further = functional_tests().tests.get(row["test"], {})
+    step = values["make_vocab_size_divisible_by"] * values["tensor_model_parallel_size"]
+    sizes |= {
+        "vocab": -(-BERT_WORDS // step) * step,
+        "positions": values["max_position_embeddings"],
+        "next_sentence": not further.get("bert-no-binary-head"),
+        "pre_norms": True,
+        "embedding_norm": False,
+        "activation": "gelu",
+        "epsilon": 1e-5,
+    }
+    model = changed(job.model, name=BERT, family=BERT, config=sizes)
+    return replace(job, model=model)
 
 
 def _devices(row: Row) -> int:
@@ -220,6 +247,7 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
     if values["deterministic_mode"]:
         said = said or DETERMINISTIC
     sizes = [int(size) * int(count) * 2**10 for size, count in WORKSPACE_WORDS.findall(said)]
+    later = row.get("container", "") >= FIRST_OF_2026
     scores = 0
     if local and values["attention_backend"] != "flash":
         # Scores of a layer, which all layers share (`matmul_input_buffer`,
@@ -230,10 +258,17 @@ def _as_tested(memory: FrameworkMemory, row: Row, values: Mapping[str, Any]) -> 
         memory,
         parameters=stored,
         workspaces=Workspaces(
-            engine=not local, grouped=bool(values["moe_grouped_gemm"]), cublas_bytes=sum(sizes)
+            engine=not local,
+            grouped=bool(values["moe_grouped_gemm"]),
+            cublas_bytes=sum(sizes),
+            since_2026=later,
+            fused_permutation=bool(values["moe_permute_fusion"]),
         ),
         placeholders=bool(values["gradient_accumulation_fusion"]) and not local,
         deferred=_deferred(values),
+        # `AllGatherPipeline.reset` keeps them since May 2026 (pull request 4717, core/distributed/
+        # fsdp/src/megatron_fsdp/param_and_grad_buffer.py).
+        gathered_outside=bool(values["use_megatron_fsdp"]) and later,
         bucket_bytes=scores,
     )
 
