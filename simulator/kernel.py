@@ -30,6 +30,8 @@ from millrace.simulator.pacer import Pacer
 from millrace.simulator.shared_cores import SharedCores
 from millrace.simulator.simulated_rank import Completion, Instance
 
+OFTEN = 100  # events between two looks at whether there were enough
+
 Late = Callable[[Sequence[tuple[int, int]]], int]
 
 
@@ -145,12 +147,16 @@ class Kernel:
         ]
 
         def enough() -> bool:
-            return bool(wanted) and all(len(ends) >= firings for ends, firings in wanted)
+            while wanted and len(wanted[-1][0]) >= wanted[-1][1]:
+                wanted.pop()
+            return steps is not None and not wanted
 
-        self.env.run_all(enough, often=max(len(wanted), 1000))
+        self.env.run_all(enough, often=OFTEN)
         if not (enough() or all(instance.protocol.finished for instance in self.instances)):
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
+        for callbacks in (self._on_end, self._on_met, self._on_due, self._on_begun):
+            callbacks.clear()  # they hold the kernel, which would outlive its last reader
 
     def _carry_out(self, index: int, due: list[int], lagged: int = -1) -> None:
         """Begin what is due; the lag of the actor `lagged` is over."""

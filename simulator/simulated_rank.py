@@ -64,12 +64,12 @@ class Instance:
 
     def prepare(self, env: Environment, index: int) -> None:
         """Make the events and the empty lists, one per actor."""
-        queues = self.program.queues
+        issued = {q for q, queue in enumerate(self.program.queues) if queue.leave is Leave.ISSUED}
         for number, actor in enumerate(self.program.actors):
             event = Completion(env, index, number, self.protocol)
             self.events.append(event)
             self.meets.append(actor.meeting is not None)
-            self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
+            self.launches.append(not issued.isdisjoint(actor.queues))
             self.starts.append([])
             self.ends.append(event.ends)
             self.moves.append([])
