@@ -30,10 +30,11 @@ class Completion(Event):
         self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
         # The pacer (`millrace.simulator.pacer`) keeps here which firing is under way, the work that
-        # is left of it, and since when that is so.
+        # is left of it, since when that is so, and until when data moved when its end was counted.
         self.firing = 0
         self.left = 0
         self.since = 0
+        self.moving_until = 0
 
 
 @dataclass(slots=True, kw_only=True)
