@@ -24,8 +24,9 @@ import millrace
 INTERRUPTED = 130
 ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 # Graphs and tables are many objects in hardly any cycles (5,000 in a search): looked through after
-# every 700 new ones, Python's default, they take a tenth of a search's time.
-COLLECTED = (100_000, 20, 100)
+# every 700 new ones, Python's default, they take a tenth of a search's time. A compiled plan has
+# 100,000 and more at once: looked through so often, they take a tenth of its prediction's.
+COLLECTED = (1_000_000, 20, 100)
 
 LONG = re.compile(r"\S{300,}")  # a name that no screen holds
 

@@ -92,8 +92,12 @@ def parallelism_limits(graph: Graph) -> dict[str, int | bool]:
     labels: set[str] = set()
     norms: set[str] = set()
     experts = 0
+    kinds = {op.kind for op in graph.ops}
+    telling = {kind for kind in kinds if kind in NORMS or op_kind(kind).products}
     alike = {
-        (op.kind, op.labels, *(tensors[name].shape for name in op.inputs)): op for op in graph.ops
+        (op.kind, op.labels, *(tensors[name].shape for name in op.inputs)): op
+        for op in graph.ops
+        if op.kind in telling
     }
     for op in alike.values():
         expression = parse(op.labels)

@@ -30,6 +30,8 @@ from millrace.simulator.pacer import Pacer
 from millrace.simulator.shared_cores import SharedCores
 from millrace.simulator.simulated_rank import Completion, Instance
 
+OFTEN = 100  # events between two looks at whether there were enough
+
 Late = Callable[[Sequence[tuple[int, int]]], int]
 
 
@@ -104,8 +106,8 @@ class Kernel:
         self._on_met: list[Callable[[Any], None]] = [self._met]
         self._on_due: list[Callable[[Any], None]] = [self._due]
         self._on_begun: list[Callable[[Any], None]] = [self._begun]
+        self._visit = visit
         if visit is not None:
-            self._visit = visit
             self._on_end.insert(0, self._visit_one)
             self._on_met.insert(0, self._visit_all)
         self._hosts: dict[int, SharedCores] = {}
@@ -145,12 +147,16 @@ class Kernel:
         ]
 
         def enough() -> bool:
-            return bool(wanted) and all(len(ends) >= firings for ends, firings in wanted)
+            while wanted and len(wanted[-1][0]) >= wanted[-1][1]:
+                wanted.pop()
+            return steps is not None and not wanted
 
-        self.env.run_all(enough, often=max(len(wanted), 1000))
+        self.env.run_all(enough, often=OFTEN)
         if not (enough() or all(instance.protocol.finished for instance in self.instances)):
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
+        for callbacks in (self._on_end, self._on_met, self._on_due, self._on_begun):
+            callbacks.clear()  # they hold the kernel, which would outlive its last reader
 
     def _carry_out(self, index: int, due: list[int], lagged: int = -1) -> None:
         """Begin what is due; the lag of the actor `lagged` is over."""
@@ -229,9 +235,11 @@ class Kernel:
 
     def _visit_one(self, event: Completion) -> None:
         protocol = self.instances[event.instance].protocol
+        assert self._visit is not None, "else it is not called"
         self._visit(event.instance, protocol.command(event.actor))
 
     def _visit_all(self, event: Completion) -> None:
+        assert self._visit is not None, "else it is not called"
         for index, actor in event.members:
             self._visit(index, self.instances[index].protocol.command(actor))
 
@@ -249,14 +257,14 @@ class Kernel:
         """End a paced firing, unless something began to move."""
         now = self.env._now
         pacer = self._pacers[event.instance]
-        left = pacer.end_ns(event) - now
-        if left > 0:
+        if pacer.moved_since(event) and (left := pacer.end_ns(event) - now) > 0:
             event.callbacks = self._on_due
             self.env.after(left, event)
-        else:
-            pacer.finish(event, now)
-            for callback in self._on_end:
-                callback(event)
+            return
+        pacer.finish(event, now)
+        if self._visit is not None:
+            self._visit_one(event)
+        self._ended(event)
 
     def _share(self, event: Completion, instance: Instance, delay: int) -> None:
         """Compute on a host whose cores other ranks want too."""

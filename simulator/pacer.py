@@ -68,8 +68,13 @@ class Pacer:
         self._under_way.append(event)
         return event.since, self.end_ns(event)
 
+    def moved_since(self, event: Completion) -> bool:
+        """True if more moves than when the end of a firing was last asked for."""
+        return event.moving_until != self._moving_until
+
     def end_ns(self, event: Completion) -> int:
         """End of a firing if no more begins to move."""
+        event.moving_until = self._moving_until
         since, left, speed = event.since, event.left, self._overlapped_speeds[event.actor]
         slow = max(self._moving_until - since, 0)
         if left > slow * speed:

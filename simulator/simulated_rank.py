@@ -30,10 +30,11 @@ class Completion(Event):
         self.ends: list[int] = []
         self.members: Sequence[tuple[int, int]] = ()
         # The pacer (`millrace.simulator.pacer`) keeps here which firing is under way, the work that
-        # is left of it, and since when that is so.
+        # is left of it, since when that is so, and until when data moved when its end was counted.
         self.firing = 0
         self.left = 0
         self.since = 0
+        self.moving_until = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,12 +65,12 @@ class Instance:
 
     def prepare(self, env: Environment, index: int) -> None:
         """Make the events and the empty lists, one per actor."""
-        queues = self.program.queues
+        issued = {q for q, queue in enumerate(self.program.queues) if queue.leave is Leave.ISSUED}
         for number, actor in enumerate(self.program.actors):
             event = Completion(env, index, number, self.protocol)
             self.events.append(event)
             self.meets.append(actor.meeting is not None)
-            self.launches.append(any(queues[q].leave is Leave.ISSUED for q in actor.queues))
+            self.launches.append(not issued.isdisjoint(actor.queues))
             self.starts.append([])
             self.ends.append(event.ends)
             self.moves.append([])

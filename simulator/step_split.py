@@ -11,7 +11,7 @@ time is split in three that add up to the window:
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -102,13 +102,12 @@ def split(
     WindowSplit
         Nanoseconds, which add up to the window.
     """
-    compute: list[tuple[Times, Times]] = []
-    moving: list[tuple[Times, Times]] = []
-    for actor, begun, ended in zip(program.actors, starts, ends, strict=True):
-        meets = actor.meeting is not None
-        (moving if meets else compute).append((_array(begun), _array(ended)))
-    busy = covered_ns(compute, begin_ns, end_ns)
-    either = covered_ns(compute + moving, begin_ns, end_ns)
+    parts: tuple[list[int], list[int]] = [], []
+    for index, actor in enumerate(program.actors):
+        parts[actor.meeting is not None].append(index)
+    compute, moving = ((times_of(starts, part), times_of(ends, part)) for part in parts)
+    busy = covered_ns([compute], begin_ns, end_ns)
+    either = covered_ns([compute, moving], begin_ns, end_ns)
     return WindowSplit(busy, either - busy, end_ns - begin_ns - either)
 
 
@@ -134,5 +133,14 @@ def stage_means(
     return tuple(total / ranks for total, ranks in (sums[stage] for stage in sorted(sums)))
 
 
-def _array(times: Sequence[int]) -> Times:
-    return np.asarray(times, np.int64)
+def times_of(rows: Sequence[Sequence[int]], actors: Iterable[int]) -> Times:
+    """Times of some actors' firings, in one array.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of int
+        Nanoseconds by actor and firing.
+    actors : iterable of int
+        Numbers of the actors.
+    """
+    return np.fromiter(chain.from_iterable(rows[actor] for actor in actors), np.int64)

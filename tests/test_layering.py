@@ -86,12 +86,12 @@ HEAVY = (
 # Lines of code of each package (`code_lines`). A change lowers its number; to raise one takes a
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
-    "models": 18_740,
-    "planner": 23_448,
-    "simulator": 3_413,
+    "models": 18_744,
+    "planner": 23_450,
+    "simulator": 3_419,
     "executor": 28_289,
     "millrace": 26_715,
-    "tests": 54_652,
+    "tests": 54_653,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

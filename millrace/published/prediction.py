@@ -16,8 +16,7 @@ from millrace.planner.errors import ClusterError, InfeasibleError, PlanError, Pr
 from millrace.planner.frameworks.layer_split import split_as_given
 from millrace.planner.frameworks.peak_memory import (
     MemoryHabit,
-    account_bytes,
-    peak_bytes,
+    printed_bytes,
     printed_stage,
 )
 from millrace.planner.memory import StageMemory, plan_memory
@@ -175,13 +174,14 @@ def predicted(
 ) -> tuple[Predicted, ...]:
     """Predictions of a plan on clusters of the shape that it was made for, one per cluster."""
     every = simulated(planned_run, clusters, fidelity)
-    memory = plan_memory(planned_run.plan)
+    plan = planned_run.plan
+    memory = plan_memory(plan)
     peak = account = max(stage.arena_bytes for stage in memory)
     state = None
     if planned_run.keeping is not None:
-        peak = peak_bytes(planned_run.plan, planned_run.keeping)
-        state = printed_stage(planned_run.plan, planned_run.keeping).state_bytes
-        account = account_bytes(planned_run.plan, memory, planned_run.keeping.figure)
+        printed, figure = printed_stage(plan, planned_run.keeping), planned_run.keeping.figure
+        peak, state = printed_bytes(plan, [printed], figure), printed.state_bytes
+        account = printed_bytes(plan, memory, figure)
     return tuple(
         Predicted(
             step_time_s=prediction.step_time_ns / 1e9,

@@ -30,7 +30,7 @@ from millrace.serving.what_if_figures import WhatIfFigures
 from millrace.simulator import SimulationError
 
 PLANS = 8
-COLLECTED = (100_000, 20, 100)  # as `millrace/cli.py` has it, for the same reason
+COLLECTED = (1_000_000, 20, 100)  # as `millrace/cli.py` has it, for the same reason
 UNDERSTOOD = (
     *(PlanError, ModelError, ClusterError, FileError, SimulationError),
     *(ProtocolError, ChildError, MemoryError),

@@ -69,34 +69,38 @@ class ActorProtocol:
         # `_turn` is the actor whose turn it is in each queue, -1 at its end; `_coming` those after.
         self._coming = [chain.from_iterable(repeat(queue.order, steps)) for queue in program.queues]
         self._turn = [next(coming, -1) for coming in self._coming]
-        self._issue_queues = [self._leaving(a.queues, Leave.ISSUED) for a in actors]
-        self._done_queues = [self._leaving(a.queues, Leave.COMPLETED) for a in actors]
         self._member = [actor.queues for actor in actors]
+        issued, completed = (
+            {queues: self._leaving(queues, leave) for queues in set(self._member)}
+            for leave in (Leave.ISSUED, Leave.COMPLETED)
+        )
+        self._issue_queues = [issued[queues] for queues in self._member]
+        self._done_queues = [completed[queues] for queues in self._member]
         for index, actor in enumerate(actors):
             self._short[index] += sum(self._turn[queue] != index for queue in actor.queues)
 
     def _connect(self) -> None:
         """Make the places: per reader of a register its versions and, for the writer, its slots."""
-        actors, registers = self.program.actors, self.program.registers
-        writer = {
-            port.register: (index, port.hold)
-            for index, actor in enumerate(actors)
-            for port in actor.outputs
-        }
-        readers: dict[int, list[tuple[int, int]]] = {}
+        actors, registers, fills = self.program.actors, self.program.registers, self._fills
+        writer: dict[int, tuple[int, int]] = {}
+        outputs = [[(port.register, port.hold) for port in actor.outputs] for actor in actors]
+        for index, rows in enumerate(outputs):
+            for number, hold in rows:
+                writer[number] = index, hold
+        readers: dict[int, list[tuple[int, int]]] = {number: [] for number in writer}
         for index, actor in enumerate(actors):
             for port in actor.inputs:
-                if port.register not in writer:
+                number, hold = port.register, port.hold
+                if number not in writer:
                     continue  # it is there for good
-                versions = self._place(index, port.hold, registers[port.register].initial)
-                readers.setdefault(port.register, []).append((versions, index))
-                register, (maker, hold) = registers[port.register], writer[port.register]
-                free = self._place(maker, hold, register.slots - register.initial)
-                self._fills[index].append((free, maker, port.hold))
-        for index, actor in enumerate(actors):
-            for port in actor.outputs:
-                for versions, reader in readers.get(port.register, ()):
-                    self._fills[index].append((versions, reader, port.hold))
+                register, (maker, maker_hold) = registers[number], writer[number]
+                readers[number].append((self._place(index, hold, register.initial), index))
+                free = self._place(maker, maker_hold, register.slots - register.initial)
+                fills[index].append((free, maker, hold))
+        for filled, rows in zip(fills, outputs, strict=True):
+            for number, hold in rows:
+                for versions, reader in readers[number]:
+                    filled.append((versions, reader, hold))
 
     def _place(self, actor: int, hold: int, tokens: int) -> int:
         """Add a place that an actor takes from once in `hold` firings."""

@@ -7,7 +7,7 @@ from what arrived for the others. One exception: what is gathered from a paramet
 avoids. With `gathers_again` activations are too, as frameworks do under sequence parallelism.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.models.graph import ITEMSIZE, Graph, Phase, Rate
 from millrace.models.labels import parse
@@ -36,8 +36,7 @@ from millrace.planner.sbp import (
 from millrace.planner.signatures import EXPANSIONS, sub_signatures
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
+class PlacedTensor(NamedTuple):
     """A tensor as it lies on one stage: its register, and how often a version of it comes.
 
     `repeated`: the version of a step, to be read once a microbatch.
@@ -48,8 +47,7 @@ class PlacedTensor:
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Facts of a tensor that boxing needs, in the graph or inside an expansion."""
 
     tensor: str

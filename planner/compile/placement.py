@@ -1,8 +1,8 @@
 """Placement: which stage runs each op of the training graph, and with which signature."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from millrace.models.graph import GLOBAL_BLOCK, Graph, Op
 from millrace.planner.costs.bucket_sizes import padded_ops
@@ -13,8 +13,7 @@ from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, padded_shape, pa
 from millrace.planner.signatures import EXTRA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedOp:
+class PlacedOp(NamedTuple):
     """One op on one stage; `chunk` counts the chunks of the stage."""
 
     op: Op
@@ -84,8 +83,12 @@ def _with_late_sums(placed: Iterable[PlacedOp]) -> Iterator[PlacedOp]:
     for placed_op in placed:
         now = (placed_op.stage, placed_op.chunk, placed_op.op.phase.is_backward)
         if now != part or placed_op.op.block != block:
-            stays = [late for late in late_sums if now == part and late.op.block == block]
-            yield from (late for late in late_sums if late not in stays)
+            stays: list[PlacedOp] = []
+            for late in late_sums:
+                if now == part and late.op.block == block:
+                    stays.append(late)
+                else:
+                    yield late
             late_sums, part, block = stays, now, placed_op.op.block
         sbp_of.update(zip(placed_op.op.outputs, placed_op.outputs, strict=True))
         if (

@@ -177,23 +177,10 @@ def framework_stages(plan: Plan, habit: MemoryHabit) -> tuple[StageMemory, ...]:
     return tuple(stages)
 
 
-def peak_bytes(plan: Plan, habit: MemoryHabit) -> int:
-    """Memory of the fullest device as a source prints it, in bytes.
-
-    Blocks are dealt out to stages as the framework does it.
-
-    Parameters
-    ----------
-    plan : Plan
-        The plan of a run that happened.
-    habit : MemoryHabit
-        How the run used memory, and which figure its source prints.
-    """
-    return _printed(printed_stage(plan, habit).arena_bytes, plan, habit.figure)
-
-
 def printed_stage(plan: Plan, habit: MemoryHabit) -> StageMemory:
     """Memory of the stage whose figures a source prints.
+
+    Blocks are dealt out to stages as the framework does it.
 
     Parameters
     ----------
@@ -208,23 +195,19 @@ def printed_stage(plan: Plan, habit: MemoryHabit) -> StageMemory:
     return max(stages, key=lambda stage: stage.arena_bytes)
 
 
-def account_bytes(plan: Plan, memory: Sequence[StageMemory], figure: Figure) -> int:
-    """Memory of the fullest device by the plan's own account, as a source would print it.
+def printed_bytes(plan: Plan, memory: Sequence[StageMemory], figure: Figure) -> int:
+    """Memory of the fullest device as a source would print it, in bytes.
 
     Parameters
     ----------
     plan : Plan
         The plan.
     memory : sequence of StageMemory
-        That of every stage, as `plan_memory` gives it.
+        That of every stage, as `plan_memory` gives it, or of the one whose figures are printed.
     figure : Figure
         What the source prints.
     """
-    return _printed(max(stage.arena_bytes for stage in memory), plan, figure)
-
-
-def _printed(needed: int, plan: Plan, figure: Figure) -> int:
-    """Bytes that a source prints where `needed` bytes are allocated."""
+    needed = max(stage.arena_bytes for stage in memory)
     more = device_overhead_bytes(needed, plan.cluster)
     if figure is Figure.ALLOCATED:
         return needed

@@ -12,15 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-import numpy as np
-
 from millrace.planner.compile.stage_ir import BEGIN, SLOT_PARTS, UPDATE, Section
 from millrace.planner.schedules import Order
 from millrace.simulator.chunks.chunk_sample import CompiledPiece, PieceCompiler, in_pairs
 from millrace.simulator.chunks.phase_contents import inside_parts
 from millrace.simulator.chunks.phase_times import PartPace, PartTimes
 from millrace.simulator.replay import Replay, followed
-from millrace.simulator.step_split import covered_ns
+from millrace.simulator.step_split import covered_ns, times_of
 
 
 def part_times(
@@ -204,16 +202,13 @@ class _Reading:
 
     def _covered(self, begin_ns: int, end_ns: int, either: bool) -> int:
         """Nanoseconds of a window in which anything is under way; without `either`, data moves."""
-        actors = self.piece.graph.programs[0].actors
-        return covered_ns(
-            [
-                (np.asarray(starts), np.asarray(ends))
-                for actor, starts, ends in zip(actors, self.starts, self.ends, strict=True)
-                if either or actor.meeting is not None
-            ],
-            begin_ns,
-            end_ns,
-        )
+        actors = [
+            index
+            for index, actor in enumerate(self.piece.graph.programs[0].actors)
+            if either or actor.meeting is not None
+        ]
+        intervals = times_of(self.starts, actors), times_of(self.ends, actors)
+        return covered_ns([intervals], begin_ns, end_ns)
 
     def _actors(self, part: str) -> list[int]:
         return [

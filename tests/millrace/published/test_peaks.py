@@ -16,8 +16,9 @@ from millrace.planner.frameworks.layer_split import split_layers
 from millrace.planner.frameworks.peak_memory import (
     Figure,
     MemoryHabit,
-    peak_bytes,
     placeholder_bytes,
+    printed_bytes,
+    printed_stage,
 )
 from millrace.planner.plan import Plan
 from millrace.published.language import question
@@ -45,7 +46,7 @@ def habit(zero: int | None = 0, parameters: ParameterBytes = USUAL, **memory: An
 
 
 def peak(plan: Plan, keeping: MemoryHabit) -> int:
-    return peak_bytes(plan, keeping)
+    return printed_bytes(plan, [printed_stage(plan, keeping)], keeping.figure)
 
 
 @pytest.mark.parametrize(("zero", "state"), [(0, 18), (1, 12), (2, 10), (3, 9)])
