@@ -38,6 +38,7 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
     NodeCosts,
+    with_hidden,
 )
 from millrace.planner.search.blocks.sbp_codes import (
     FIRST_DIM,
@@ -193,7 +194,9 @@ class StrategyCosts:
         )
         alike: dict[object, Boxing] = {}
         edges = tuple(self._edge(place, edge, alike) for place, edge in enumerate(self.space.edges))
-        return CostTables(choices=choices, edges=edges)
+        exchanges = {n for n, edge in enumerate(self.space.edges) if edge.tensor in self.copies}
+        tables = CostTables(choices=choices, edges=edges)
+        return with_hidden(tables, exchanges, self.cluster.software)
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -324,10 +327,7 @@ class StrategyCosts:
         moved += 2 * len(state_of(kind, op.attributes)) * like
         by_shape = bool(self.cluster.device.shapes) or EXPERT in parse(labels).labels
         spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
-        precision = precision_of(kind, dtypes[:inputs], op.attributes)
-        follows = share is not None and share.follows
         samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
-        beside = 0 if share is None else share.beside * first
         durations = kernel_ns(
             self.cluster,
             OpFirings(
@@ -336,11 +336,11 @@ class StrategyCosts:
                 op.attributes,
                 spans if row.multiplies else {},
                 moved,
-                precision,
-                follows,
+                precision_of(kind, dtypes[:inputs], op.attributes),
+                share is not None and share.follows,
                 samples,
                 spans,
-                beside,
+                0 if share is None else share.beside * first,
             ),
         )
         if self.stretch == 1.0:
