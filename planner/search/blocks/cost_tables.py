@@ -8,7 +8,7 @@ O options, A sources, B targets, K rows.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,7 +76,9 @@ class CostTables:
         return sum(len(choice.options) for choice in self.choices)
 
 
-def with_hidden(tables: CostTables, exchanges: Set[int], software: Software) -> CostTables:
+def with_hidden(
+    tables: CostTables, exchanges: Mapping[int, bool], software: Software
+) -> CostTables:
     """Tables in which exchanges with experts move beside what another microbatch computes.
 
     What is computed beside an exchange of e keeps a share of its speed (`Software.overlap`), so
@@ -88,8 +90,9 @@ def with_hidden(tables: CostTables, exchanges: Set[int], software: Software) -> 
     ----------
     tables : CostTables
         Exchanges take their full time in them.
-    exchanges : set of int
-        Numbers of their edges.
+    exchanges : mapping of int to bool
+        Numbers of their edges; False for tokens that were, or may have been, sent at another edge
+        before they were rounded to 8 bits, which are one exchange with those.
     software : Software
         Its `pieces` say whether they move so; where not, tables are returned as they are.
 
@@ -100,7 +103,7 @@ def with_hidden(tables: CostTables, exchanges: Set[int], software: Software) -> 
     """
     if not overlaps(software):
         return tables
-    number = Counter(edge.template for edge in tables.edges if edge.number in exchanges)
+    number = Counter(edge.template for edge in tables.edges if exchanges.get(edge.number))
     computed_ns = {template: np.zeros(tables.rows) for template in number}
     for choice in tables.choices:
         if choice.template in number:
@@ -109,7 +112,7 @@ def with_hidden(tables: CostTables, exchanges: Set[int], software: Software) -> 
             computed_ns[choice.template] += np.where(np.isfinite(least_ns), least_ns, 0)
 
     def shown(edge: EdgeCosts) -> EdgeCosts:
-        if edge.number not in exchanges:
+        if edge.number not in exchanges or not number[edge.template]:
             return edge
         most_ns = computed_ns[edge.template] / number[edge.template]
         hidden_ns = np.minimum(software.overlap * edge.duration_ns, most_ns).astype(np.int64)

@@ -20,7 +20,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import ALONE, ROTATE
 from millrace.planner.costs import OpFirings
 from millrace.planner.costs.bucket_sizes import padded_ops, state_tensors
-from millrace.planner.costs.expert_routing import copies_of_tokens
+from millrace.planner.costs.expert_routing import ALIKE, copies_of_tokens
 from millrace.planner.costs.host_transfers import host_of, state_copies_ns
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.costs.op_batch import DRAWN, precision_of
@@ -194,7 +194,8 @@ class StrategyCosts:
         )
         alike: dict[object, Boxing] = {}
         edges = tuple(self._edge(place, edge, alike) for place, edge in enumerate(self.space.edges))
-        exchanges = {n for n, edge in enumerate(self.space.edges) if edge.tensor in self.copies}
+        sent = [(n, e.tensor) for n, e in enumerate(self.space.edges) if e.tensor in self.copies]
+        exchanges = {n: self.makers[tensor].kind not in ALIKE for n, tensor in sent}
         tables = CostTables(choices=choices, edges=edges)
         return with_hidden(tables, exchanges, self.cluster.software)
 

@@ -134,11 +134,11 @@ def test_what_is_computed_beside_an_exchange_hides_it_and_no_more() -> None:
             for ns, fits in zip(times_ns, legal, strict=True)
         )
         software = Software(overlap=0.8, pieces=("all_to_all",))
-        hidden = with_hidden(tables, {edge.number}, software)
+        hidden = with_hidden(tables, {edge.number: True}, software)
         shown_ns = hidden.edges[0].duration_ns
         assert (shown_ns >= 0.2 * edge.duration_ns).all(), seed
         assert (shown_ns >= edge.duration_ns - beside_ns).all(), seed
         least_ns = np.maximum(0.2 * edge.duration_ns, edge.duration_ns - beside_ns)
         assert (shown_ns <= least_ns + 1).all(), seed
         assert hidden.edges[1:] == tuple(others), seed
-        assert with_hidden(tables, {edge.number}, Software(overlap=0.8)) is tables, seed
+        assert with_hidden(tables, {edge.number: True}, Software(overlap=0.8)) is tables, seed
