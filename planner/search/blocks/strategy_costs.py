@@ -328,7 +328,6 @@ class StrategyCosts:
         moved += 2 * len(state_of(kind, op.attributes)) * like
         by_shape = bool(self.cluster.device.shapes) or EXPERT in parse(labels).labels
         spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
-        samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
         durations = kernel_ns(
             self.cluster,
             OpFirings(
@@ -339,7 +338,7 @@ class StrategyCosts:
                 moved,
                 precision_of(kind, dtypes[:inputs], op.attributes),
                 share is not None and share.follows,
-                samples,
+                self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0,
                 spans,
                 0 if share is None else share.beside * first,
             ),

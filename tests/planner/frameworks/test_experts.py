@@ -148,4 +148,4 @@ def test_the_searchs_tables_hide_of_an_exchange_what_simulation_does(
         request_of(spec, cluster, 512, runs=RUNS, tp=1, zero=1, micro_batch=1, **sent, **pins)
     )
     simulated_s = predict_fast(plan, (), "stage").step_time_ns / 1e9
-    assert plan.evidence.objective_s == pytest.approx(simulated_s, rel=0.03)
+    assert plan.evidence.objective_s == pytest.approx(simulated_s, rel=0.05)
