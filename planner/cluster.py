@@ -278,7 +278,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces
         Kinds of collectives of activations that are cut in pieces, each of which moves beside the
         product that it feeds or follows (tensor parallelism in Megatron-LM's and torchtitan's
-        asynchronous form, an all_to_all beside another microbatch): little of them shows.
+        asynchronous form): little of them shows. An all_to_all among them is that of experts
+        alone, which moves beside another microbatch as far as that has something to compute.
     routing
         Launches of a router's choice, a dispatch, a combination, or a gradient of one, that the
         device waits for: many small kernels, after which the host is not ahead any more.

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from millrace.planner.compile import compile_plan
+from millrace.planner.frameworks.experts import exchange_hides
 from millrace.planner.frameworks.framework_tables import has_account
 from millrace.planner.frameworks.peak_memory import needed_memory
 from millrace.planner.memory import StageMemory
@@ -107,9 +108,14 @@ def _memory_figures(memory: Sequence[StageMemory]) -> dict[str, Any]:
 
 
 def chosen_fidelity(plan: Plan) -> str:
-    """Fidelity of a plan for which none is asked: `op` while its step has few firings."""
+    """Fidelity of a plan for which none is asked: `op` while its step has few firings.
+
+    What hides an exchange of experts beside another microbatch is in pieces of chunks alone
+    (`millrace.simulator.chunks.phase_measurement`): there it is `stage`, unless ranks share cores.
+    """
     sizes = [len(variant.signatures) for variant in plan.variants]
     ops = sum(sizes[choice.variant] for chunk in plan.chunks for choice in chunk.blocks)
-    if plan.cluster.cores_per_node is not None or ops * plan.microbatches <= MOST_OP_FIRINGS:
+    if plan.cluster.cores_per_node is not None:
         return OP
-    return STAGE
+    few = ops * plan.microbatches <= MOST_OP_FIRINGS
+    return OP if few and not exchange_hides(plan.cluster.software, plan.graph) else STAGE

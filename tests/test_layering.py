@@ -87,11 +87,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_744,
-    "planner": 23_450,
+    "planner": 23_471,
     "simulator": 3_419,
     "executor": 28_289,
     "millrace": 26_715,
-    "tests": 54_653,
+    "tests": 54_704,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

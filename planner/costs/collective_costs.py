@@ -49,8 +49,8 @@ LibraryAlgorithm = Callable[[GroupTopology, tuple[NcclProtocol, ...]], Iterable[
 TREE_SHARE = 0.92
 
 
-# This share shows of a collective that moves in pieces beside products (`Software.pieces`): fitted
-# on published runs with such overlap, 2026-11.
+# This share shows of a collective of tensor parallelism that moves in pieces beside products
+# (`Software.pieces`): fitted on published runs with such overlap, 2026-11.
 SHOWN = 0.25
 
 # Share of their bandwidth that links reach where tokens travel once to each place, which has
@@ -201,8 +201,11 @@ def _lines_of(
 
 
 def _of_activations(kind: str, pieces: CostLines, software: Software, links: float) -> CostLines:
-    """Lines of activations: ranks reach less of the links, and products hide a part of pieces."""
-    shown = SHOWN if kind in software.pieces else 1.0
+    """Lines of activations: ranks reach less of the links, and products hide a part of pieces.
+
+    An all_to_all takes its full time: what hides that of experts is simulated.
+    """
+    shown = SHOWN if kind in software.pieces and kind != EXPERT_EXCHANGE else 1.0
     if shown == links == 1.0:
         return pieces
     return tuple((round(fixed * shown), slope * shown / links) for fixed, slope in pieces)

@@ -6,9 +6,10 @@ a plan chooses or assumes. What an allgather brings to a device counts in time, 
 
 from msgspec.structs import replace
 
+from millrace.models.graph import Graph
 from millrace.planner.cluster import Device, ExpertLoad, Software
 from millrace.planner.collectives import EXPERT_EXCHANGE
-from millrace.planner.costs.expert_routing import largest_of
+from millrace.planner.costs.expert_routing import copies_of_tokens, largest_of
 from millrace.planner.errors import InfeasibleError
 from millrace.planner.frameworks.capabilities import (
     BALANCED,
@@ -145,11 +146,17 @@ def overlaps(software: Software) -> bool:
     return EXPERT_EXCHANGE in software.pieces
 
 
-def exchanging(software: Software) -> Software:
-    """Software whose experts' all_to_all takes its full time, for what simulates what hides it."""
-    return replace(
-        software, pieces=tuple(each for each in software.pieces if each != EXPERT_EXCHANGE)
-    )
+def exchange_hides(software: Software, graph: Graph) -> bool:
+    """True if tokens go to experts beside the products of another microbatch.
+
+    Parameters
+    ----------
+    software : Software
+        The framework's.
+    graph : Graph
+        A training graph, with experts or without.
+    """
+    return overlaps(software) and bool(copies_of_tokens(graph))
 
 
 def dispatcher_of(software: Software) -> str:

@@ -31,9 +31,8 @@ from millrace.planner.compile.slots import Timetable
 from millrace.planner.compile.stage_ir import PARTS, UPDATE, ActorIR, Section
 from millrace.planner.costs import durations
 from millrace.planner.costs.bucket_sizes import State, Totals, state_bytes_of, with_own_buckets
-from millrace.planner.costs.expert_routing import copies_of_tokens
 from millrace.planner.costs.launch_overhead import Pacing, pacing_of
-from millrace.planner.frameworks.experts import exchanging, overlaps
+from millrace.planner.frameworks.experts import exchange_hides
 from millrace.planner.mesh import Mesh
 from millrace.planner.plan import FUSED, BlockChoice, Chunk, Plan
 from millrace.planner.sbp import NdSbp
@@ -117,11 +116,9 @@ class PieceCompiler:
         self.wiring = wiring
         plan = wiring.plan
         # Forwards run beside gradients in any schedule, so that experts' exchange is hidden.
-        self.overlaps = overlaps(plan.cluster.software) and bool(copies_of_tokens(wiring.graph))
+        self.overlaps = exchange_hides(plan.cluster.software, wiring.graph)
         # A piece has too little of a chunk for its buckets: state pays its part of one instead.
         self._cluster = plan.cluster
-        if self.overlaps:
-            self._cluster = replace(plan.cluster, software=exchanging(plan.cluster.software))
         if plan.fusion == FUSED:
             self._cluster = with_own_buckets(self._cluster, state_bytes_of(wiring.graph))
         # A meeting costs the same in every piece on a stage: see `_key`.

@@ -46,6 +46,12 @@ def exchange_ns(on: Cluster, copies: int, size: int = 64 * MIB) -> int:
     return collective_duration_ns("all_to_all", size, len(ranks), on, ranks, copies=sent)
 
 
+@pytest.mark.parametrize("copies", [0, 8])
+def test_an_all_to_all_takes_its_time_whatever_moves_beside_it(copies: int) -> None:
+    beside = across(2, pieces=("all_gather", "all_to_all"))
+    assert exchange_ns(beside, copies) == exchange_ns(across(2), copies)
+
+
 def test_one_copy_crosses_to_every_place_that_has_any() -> None:
     assert share_beyond(4, TokenCopies(1)) == 3 / 4
     assert share_beyond(2, TokenCopies(2)) == 3 / 4 / 2  # hit by either copy, or by none

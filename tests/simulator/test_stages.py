@@ -382,6 +382,7 @@ def test_overlap_hides_experts_exchange_behind_computation_and_no_more(
         if actor.meeting is not None and actor.meeting.kind == "all_to_all"
     )
     assert exchanged_ns < hidden_ns < apart_ns
+    assert (chosen_fidelity(apart), chosen_fidelity(hidden)) == ("op", "stage")
 
 
 def test_the_first_forwards_and_the_last_gradients_have_nothing_to_run_beside() -> None:

@@ -7,12 +7,15 @@ which schedules may defer. What each is worth is decided later, by a price each.
 O options, A sources, B targets, K rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from millrace.models.arrays import Array, Bools, Ints
+from millrace.planner.cluster import Software
+from millrace.planner.frameworks.experts import overlaps
 from millrace.planner.search.blocks.strategies import EdgeUse
 
 FIGURES = ("microbatch_ns", "step_ns", "persistent_bytes", "inflight_bytes", "deferrable_ns")
@@ -71,6 +74,51 @@ class CostTables:
     def size(self) -> int:
         """Number of options of all choices."""
         return sum(len(choice.options) for choice in self.choices)
+
+
+def with_hidden(
+    tables: CostTables, exchanges: Mapping[int, bool], software: Software
+) -> CostTables:
+    """Tables in which exchanges with experts move beside what another microbatch computes.
+
+    What is computed beside an exchange of e keeps a share of its speed (`Software.overlap`), so
+    that the exchange adds the larger of e (1 - overlap) and e - c. Here c is what a block of its
+    template computes for a microbatch, each op by its fastest option, for each of its exchanges
+    alike.
+
+    Parameters
+    ----------
+    tables : CostTables
+        Exchanges take their full time in them.
+    exchanges : mapping of int to bool
+        Numbers of their edges; False for tokens that were, or may have been, sent at another edge
+        before they were rounded to 8 bits, which are one exchange with those.
+    software : Software
+        Its `pieces` say whether they move so; where not, tables are returned as they are.
+
+    Returns
+    -------
+    CostTables
+        Nothing of an exchange is left where it is hidden and slows nothing.
+    """
+    if not overlaps(software):
+        return tables
+    number = Counter(edge.template for edge in tables.edges if exchanges.get(edge.number))
+    computed_ns = {template: np.zeros(tables.rows) for template in number}
+    for choice in tables.choices:
+        if choice.template in number:
+            option_ns = choice.figures[MICROBATCH] + choice.figures[DEFERRABLE]
+            least_ns = np.where(choice.legal, option_ns, np.inf).min(axis=0)
+            computed_ns[choice.template] += np.where(np.isfinite(least_ns), least_ns, 0)
+
+    def shown(edge: EdgeCosts) -> EdgeCosts:
+        if edge.number not in exchanges or not number[edge.template]:
+            return edge
+        most_ns = computed_ns[edge.template] / number[edge.template]
+        hidden_ns = np.minimum(software.overlap * edge.duration_ns, most_ns).astype(np.int64)
+        return replace(edge, duration_ns=edge.duration_ns - hidden_ns)
+
+    return replace(tables, edges=tuple(map(shown, tables.edges)))
 
 
 def take(tables: CostTables, rows: Ints | Bools) -> CostTables:

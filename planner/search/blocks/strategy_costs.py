@@ -20,7 +20,7 @@ from millrace.planner.cluster import Cluster
 from millrace.planner.collectives import ALONE, ROTATE
 from millrace.planner.costs import OpFirings
 from millrace.planner.costs.bucket_sizes import padded_ops, state_tensors
-from millrace.planner.costs.expert_routing import copies_of_tokens
+from millrace.planner.costs.expert_routing import ALIKE, copies_of_tokens
 from millrace.planner.costs.host_transfers import host_of, state_copies_ns
 from millrace.planner.costs.launch_overhead import hidden_share
 from millrace.planner.costs.op_batch import DRAWN, precision_of
@@ -38,6 +38,7 @@ from millrace.planner.search.blocks.cost_tables import (
     CostTables,
     EdgeCosts,
     NodeCosts,
+    with_hidden,
 )
 from millrace.planner.search.blocks.sbp_codes import (
     FIRST_DIM,
@@ -193,7 +194,10 @@ class StrategyCosts:
         )
         alike: dict[object, Boxing] = {}
         edges = tuple(self._edge(place, edge, alike) for place, edge in enumerate(self.space.edges))
-        return CostTables(choices=choices, edges=edges)
+        sent = [(n, e.tensor) for n, e in enumerate(self.space.edges) if e.tensor in self.copies]
+        exchanges = {n: self.makers[tensor].kind not in ALIKE for n, tensor in sent}
+        tables = CostTables(choices=choices, edges=edges)
+        return with_hidden(tables, exchanges, self.cluster.software)
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -324,10 +328,6 @@ class StrategyCosts:
         moved += 2 * len(state_of(kind, op.attributes)) * like
         by_shape = bool(self.cluster.device.shapes) or EXPERT in parse(labels).labels
         spans = self._spans(labels, dims, states) if row.multiplies or by_shape else {}
-        precision = precision_of(kind, dtypes[:inputs], op.attributes)
-        follows = share is not None and share.follows
-        samples = self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0
-        beside = 0 if share is None else share.beside * first
         durations = kernel_ns(
             self.cluster,
             OpFirings(
@@ -336,11 +336,11 @@ class StrategyCosts:
                 op.attributes,
                 spans if row.multiplies else {},
                 moved,
-                precision,
-                follows,
-                samples,
+                precision_of(kind, dtypes[:inputs], op.attributes),
+                share is not None and share.follows,
+                self._spans(labels, dims, states).get(BATCH, 0) if kind == DRAWN else 0,
                 spans,
-                beside,
+                0 if share is None else share.beside * first,
             ),
         )
         if self.stretch == 1.0:

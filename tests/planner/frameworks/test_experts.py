@@ -26,6 +26,7 @@ from millrace.planner.frameworks.experts import (
 from millrace.planner.frameworks.framework_tables import capabilities
 from millrace.planner.search import Pins, search
 from millrace.planner.search.choosing.dispatching import dispatching
+from millrace.simulator import predict_fast
 from tests.plan_requests import request_of
 from tests.small_models import gpt_of, small
 
@@ -126,3 +127,25 @@ def test_gathering_all_tokens_is_a_choice_of_its_own_that_hides_nothing() -> Non
     assert dispatcher(search(request_of(model, cluster, runs=RUNS, **pins))) == "allgather"
     with pytest.raises(InfeasibleError, match="dispatcher allgather moves beside nothing"):
         request_of(model, cluster, runs=RUNS, expert_overlap=True, **pins)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("model", "where", "pins"),
+    [
+        ("mixtral-8x7b", "gb200-nvl72:4x4", {"dp": 8, "ep": 8, "pp": 2, "interleave": 4}),
+        ("qwen3-30b-a3b", "gb200-nvl72:4x16", {"dp": 64, "ep": 64, "pp": 1}),  # waits for exchanges
+        ("deepseek-v2-lite", "h100:8x4", {"dp": 32, "ep": 32, "pp": 1}),
+    ],
+)
+def test_the_searchs_tables_hide_of_an_exchange_what_simulation_does(
+    model: str, where: str, pins: dict[str, int], overlap: bool
+) -> None:
+    cluster = replace(parse_cluster(where), software=MEGATRON)
+    sent = {"dispatcher": "deepep", "recompute": "selective", "expert_overlap": overlap}
+    spec = model_spec(model, seq_len=4096, precision="bf16")
+    plan = search(
+        request_of(spec, cluster, 512, runs=RUNS, tp=1, zero=1, micro_batch=1, **sent, **pins)
+    )
+    simulated_s = predict_fast(plan, (), "stage").step_time_ns / 1e9
+    assert plan.evidence.objective_s == pytest.approx(simulated_s, rel=0.05)

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from millrace.planner.cluster import Software
 from millrace.planner.search.blocks.cost_tables import (
+    DEFERRABLE,
+    MICROBATCH,
     compact,
     reachable_options,
     single,
     solution_figures,
     take,
+    with_hidden,
 )
 from tests.planner.search.random_tables import by_hand, everything, random_tables, solutions
 
@@ -115,3 +119,26 @@ def test_compact_tables_leave_out_states_that_nobody_makes_or_wants() -> None:
         assert wanted == set(range(edge.reachable.shape[1]))
     (figures,) = solutions(narrow).values()
     assert (figures == by_hand(tables, (0,) * len(tables.choices))).all()
+
+
+def test_what_is_computed_beside_an_exchange_hides_it_and_no_more() -> None:
+    for seed in range(6):
+        tables = random_tables(seed, 3, choices=4)
+        edge, *others = tables.edges
+        times_ns = [
+            choice.figures[[MICROBATCH, DEFERRABLE]].sum(axis=0) for choice in tables.choices
+        ]
+        legal = [choice.legal for choice in tables.choices]
+        beside_ns = sum(
+            np.where(fits.any(axis=0), np.where(fits, ns, ns.max() + 1).min(axis=0), 0)
+            for ns, fits in zip(times_ns, legal, strict=True)
+        )
+        software = Software(overlap=0.8, pieces=("all_to_all",))
+        hidden = with_hidden(tables, {edge.number: True}, software)
+        shown_ns = hidden.edges[0].duration_ns
+        assert (shown_ns >= 0.2 * edge.duration_ns).all(), seed
+        assert (shown_ns >= edge.duration_ns - beside_ns).all(), seed
+        least_ns = np.maximum(0.2 * edge.duration_ns, edge.duration_ns - beside_ns)
+        assert (shown_ns <= least_ns + 1).all(), seed
+        assert hidden.edges[1:] == tuple(others), seed
+        assert with_hidden(tables, {edge.number: True}, Software(overlap=0.8)) is tables, seed
