@@ -46,6 +46,18 @@ SOFTWARE_FIELDS = {
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
+# Shares that were measured of kernels alone, each of its own device: attention by cuDNN 9.22
+# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training, 2026-04), over what Megatron-Core
+# reaches of a device's share, and by FlashAttention-2, up to 73 % of an A100's peak (Dao, arXiv
+# 2307.08691, abstract).
+ATTENTION = "attention_efficiency"
+MEASURED = {
+    ("gb300", ATTENTION): Prior(0.465, 0.0, 0.05),
+    ("gb200", ATTENTION): Prior(0.414, 0.0, 0.05),
+    ("a100-sxm-80gb", ATTENTION): Prior(0.73, 0.0, 0.05),
+    ("a100-sxm-40gb", ATTENTION): Prior(0.73, 0.0, 0.05),
+}
+
 
 class FittedParameter(NamedTuple):
     """A figure (`field`) of a device or a framework (`owner`)."""
@@ -55,7 +67,9 @@ class FittedParameter(NamedTuple):
 
     @property
     def pool(self) -> str:
-        """Name of the pool that it shares its deviation with."""
+        """Name of the pool that it shares its deviation with; its own where it was measured."""
+        if self in MEASURED:
+            return f"{self.owner} {self.field}"
         if self.field in SOFTWARE_FIELDS:
             return self.field
         return f"{generation(self.owner) or self.owner} {self.field}"
@@ -63,7 +77,7 @@ class FittedParameter(NamedTuple):
     @property
     def belief(self) -> Prior:
         """Prior of its value."""
-        return FIELDS[self.field]
+        return MEASURED.get(self, FIELDS[self.field])
 
 
 def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[FittedParameter, ...], ...]:
