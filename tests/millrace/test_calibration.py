@@ -54,7 +54,8 @@ def test_a_share_that_was_measured_of_kernels_follows_no_pool() -> None:
     measured, other = (FittedParameter(name, "attention_efficiency") for name in ("gb300", "b300"))
     mean, covariance = prior_moments((measured, other))
     assert np.exp(mean) == pytest.approx([0.465, 0.55])
-    assert covariance[0, 1] == 0 and covariance[0, 0] < covariance[1, 1] / 10
+    assert covariance[0, 1] == 0
+    assert covariance[0, 0] < covariance[1, 1] / 10
 
 
 def test_rows_that_are_far_off_or_left_out_are_hardly_heard() -> None:
