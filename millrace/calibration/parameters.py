@@ -46,17 +46,18 @@ SOFTWARE_FIELDS = {
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
-# Shares that were measured of kernels alone, each of its own device: attention by cuDNN 9.22
-# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training, 2026-04), over what Megatron-Core
-# reaches of a device's share, and by FlashAttention-2, up to 73 % of an A100's peak (Dao, arXiv
-# 2307.08691, abstract).
-ATTENTION = "attention_efficiency"
-MEASURED = {
-    ("gb300", ATTENTION): Prior(0.465, 0.0, 0.05),
-    ("gb200", ATTENTION): Prior(0.414, 0.0, 0.05),
-    ("a100-sxm-80gb", ATTENTION): Prior(0.73, 0.0, 0.05),
-    ("a100-sxm-40gb", ATTENTION): Prior(0.73, 0.0, 0.05),
-}
+# Shares of peaks that attention was measured to reach by itself, on a device and by the kernels of a
+# framework (blank: those that shares of devices are of): cuDNN 9.22 (NVIDIA/cudnn-frontend,
+# benchmark/sdpa_benchmark_training, 2026-04) and FlashAttention-2 (Dao, arXiv 2307.08691, abstract:
+# up to 73 %). They are met within `MEASURED_TO`.
+ATTENTION = "attention_efficiency", "attention"
+MEASURED = (
+    ("gb300", "megatron-core", 0.67),
+    ("gb200", "megatron-core", 0.60),
+    ("a100-sxm-80gb", "", 0.73),
+    ("a100-sxm-40gb", "", 0.73),
+)
+MEASURED_TO = 0.05
 
 
 class FittedParameter(NamedTuple):
@@ -67,9 +68,7 @@ class FittedParameter(NamedTuple):
 
     @property
     def pool(self) -> str:
-        """Name of the pool that it shares its deviation with; its own where it was measured."""
-        if self in MEASURED:
-            return f"{self.owner} {self.field}"
+        """Name of the pool that it shares its deviation with."""
         if self.field in SOFTWARE_FIELDS:
             return self.field
         return f"{generation(self.owner) or self.owner} {self.field}"
@@ -77,7 +76,7 @@ class FittedParameter(NamedTuple):
     @property
     def belief(self) -> Prior:
         """Prior of its value."""
-        return MEASURED.get(self, FIELDS[self.field])
+        return FIELDS[self.field]
 
 
 def parameters_of(question: Question, cluster: Cluster) -> tuple[tuple[FittedParameter, ...], ...]:
@@ -152,11 +151,27 @@ def _scaled(cluster: Cluster, field: str, factor: float) -> Cluster:
 
 
 def prior_moments(parameters: Iterable[FittedParameter]) -> tuple[Floats, Floats]:
-    """Mean [N] and covariance [N, N] of the logarithms."""
+    """Mean [N] and covariance [N, N] of the logarithms, given what was measured of kernels.
+
+    Notes
+    -----
+    A normal distribution, given a sum of its variables that was measured (R. E. Kalman, "A new
+    approach to linear filtering and prediction problems", 1960).
+    """
     listed = list(parameters)
     mean = np.array([log(parameter.belief.value) for parameter in listed])
     pools = [parameter.pool for parameter in listed]
     alike = np.array([[a == b for b in pools] for a in pools])
     shared = np.array([parameter.belief.pool**2 for parameter in listed])
     member_variances = np.array([parameter.belief.member**2 for parameter in listed])
-    return mean, alike * shared + np.diag(member_variances)
+    covariance = alike * shared + np.diag(member_variances)
+    for owner, software, share in MEASURED:
+        parts = {FittedParameter(*of) for of in zip((owner, software), ATTENTION, strict=True)}
+        parts = {part for part in parts if part.owner}
+        if parts <= set(listed):
+            summed = np.array([float(parameter in parts) for parameter in listed])
+            moved = covariance @ summed
+            gain = moved / (summed @ moved + MEASURED_TO**2)
+            mean = mean + gain * (log(share) - summed @ mean)
+            covariance = covariance - np.outer(gain, moved)
+    return mean, covariance

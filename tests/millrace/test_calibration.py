@@ -50,12 +50,15 @@ def test_a_device_without_rows_takes_after_its_architecture() -> None:
     assert followed == pytest.approx(moved * 0.15**2 / (0.15**2 + 0.05**2), rel=1e-6)
 
 
-def test_a_share_that_was_measured_of_kernels_follows_no_pool() -> None:
-    measured, other = (FittedParameter(name, "attention_efficiency") for name in ("gb300", "b300"))
-    mean, covariance = prior_moments((measured, other))
-    assert np.exp(mean) == pytest.approx([0.465, 0.55])
-    assert covariance[0, 1] == 0
-    assert covariance[0, 0] < covariance[1, 1] / 10
+def test_priors_are_given_what_kernels_were_measured_to_reach() -> None:
+    names = (("gb300", "attention_efficiency"), ("megatron-core", "attention"))
+    share, times = (FittedParameter(*name) for name in names)
+    mean, covariance = prior_moments((share, times))
+    assert np.exp(mean.sum()) == pytest.approx(0.67, rel=0.01)
+    assert covariance.sum() == pytest.approx(0.05**2, rel=0.05)
+    assert covariance[0, 1] < 0  # where one is more the other is less
+    (alone,), _ = prior_moments((share,))
+    assert np.exp(alone) == pytest.approx(0.55)
 
 
 def test_rows_that_are_far_off_or_left_out_are_hardly_heard() -> None:
