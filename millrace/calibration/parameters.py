@@ -46,8 +46,8 @@ SOFTWARE_FIELDS = {
 }
 FIELDS = DEVICE_FIELDS | SOFTWARE_FIELDS
 
-# Shares of peaks that attention was measured to reach by itself, on a device and by the kernels of a
-# framework (blank: those that shares of devices are of): cuDNN 9.22 (NVIDIA/cudnn-frontend,
+# Shares of peaks that attention was measured to reach by itself, on a device and by the kernels of
+# a framework (blank: those that shares of devices are of): cuDNN 9.22 (NVIDIA/cudnn-frontend,
 # benchmark/sdpa_benchmark_training, 2026-04) and FlashAttention-2 (Dao, arXiv 2307.08691, abstract:
 # up to 73 %). They are met within `MEASURED_TO`.
 ATTENTION = "attention_efficiency", "attention"

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from re import fullmatch
 from typing import Any
 
+from millrace.models.fp8 import HEAD
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.catalogue import model_spec
+from millrace.planner.frameworks.model_settings import with_narrow_parts
 from millrace.trainers.megatron.hybrid_layers import VARIANT, given_pattern, read_hybrid
 from millrace.trainers.megatron.layer_patterns import layer_pattern
 from millrace.trainers.megatron.model_values import DECODER, GPT
@@ -74,6 +76,11 @@ def read_model(
         seq_len=values["seq_length"],
         precision=_precision(values),
     )
+    if values["fp8_output_proj"] and values["fp8"]:
+        if family == GPT:
+            notes.append("--fp8-output-proj: the head of a GPT stays in 16 bits")
+        else:
+            spec = with_narrow_parts(spec, (HEAD,))
     return spec, notes
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.models.fp8 import ATTENTION, HEAD
 from millrace.models.spec import ModelSpec
 from millrace.models.zoo.decoder.config import DecoderConfig
 from millrace.models.zoo.gpt import GptConfig
@@ -148,6 +149,13 @@ def _decoder_values(model: ModelSpec) -> tuple[dict[str, Any], list[str]]:
         **_positions(config),
         **_experts(config, unsaid),
     }
+    narrow = config.narrow_parts.split()
+    if HEAD in narrow:
+        values["fp8_output_proj"] = True
+    if ATTENTION in narrow:
+        unsaid.append(
+            "attention in 8 bits: `fp8_dot_product_attention` of TransformerConfig has no argument"
+        )
     if config.mtp_layers:
         values |= {"mtp_num_layers": config.mtp_layers, "mtp_loss_scaling_factor": config.mtp_loss}
     return values, unsaid

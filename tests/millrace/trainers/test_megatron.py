@@ -13,6 +13,7 @@ from msgspec.structs import replace as changed
 from millrace.models.spec import ModelSpec, TrainingSpec
 from millrace.models.zoo.catalogue import model_spec
 from millrace.planner.errors import InfeasibleError
+from millrace.planner.frameworks.model_settings import with_narrow_parts
 from millrace.planner.memory import plan_memory
 from millrace.planner.plan import recompute_modes
 from millrace.planner.search import Pins
@@ -73,6 +74,14 @@ def test_models_of_the_catalogue_come_back(name):
         for field in UNSAID & there_config.keys():
             del there_config[field]
     assert back == there
+
+
+def test_a_head_in_8_bits_comes_back_and_attention_in_8_bits_is_said():
+    model = with_narrow_parts(model_spec("llama3-8b", precision="mxfp8"), ("head", "attention"))
+    there = job(model)
+    written = MEGATRON_CORE.write(there)
+    assert any("fp8_dot_product_attention" in sentence for sentence in written.unsaid)
+    assert read_back(MEGATRON_CORE, there).job.model.config["narrow_parts"] == "head"
 
 
 @settings(max_examples=40, deadline=None)
