@@ -53,11 +53,20 @@ TREE_SHARE = 0.92
 # (`Software.pieces`): fitted on published runs with such overlap, 2026-11.
 SHOWN = 0.25
 
-# Share of their bandwidth that links reach where tokens travel once to each place, which has
-# kernels of its own. Taken from DeepEP's README (2025-04; docs/legacy.md since): 153 and 158 of the
-# 160 GB/s of an H800's NVLink, and 51 and 50 GB/s of 64 devices in 8 nodes over 50 GB/s each, of
-# which an eighth stays in its node where a token goes to 4 of the 8.
-MERGED_LINKS = 0.9
+# Share of their bandwidth that links reach where tokens travel to experts. Where they travel once
+# to each place, by kernels of their own: DeepEP's README (2025-04; docs/legacy.md since), 153 and
+# 158 of the 160 GB/s of an H800's NVLink, and 51 and 50 GB/s of 64 devices in 8 nodes over 50 GB/s
+# each, of which an eighth stays in its node where a token goes to 4 of the 8. By NCCL: 335 of 371
+# GB/s of NVLink for 4 H100 and 524 MB (github.com/NVIDIA/nccl, issue 2169, read 2026-11); between
+# nodes its maintainers expect what an interface reaches (nccl-tests, issue 267, read 2026-11).
+EXCHANGE_LINKS = 0.9
+
+# Bytes that travel of a token, over those of the copies in 8 bits that its experts multiply: tokens
+# are sent in 16 bits and rounded where they arrive (Megatron-Core, transformer/moe/fused_a2a.py:
+# "HybridEP dispatcher does not support fp8 dispatch now", and DeepEP's `FusedDispatch` is given
+# hidden states; Transformer Engine's `GroupedLinear` rounds what it reads; read 2026-11). Whether a
+# plan sends tokens before or behind the op that rounds them is then the same.
+WIDE_DISPATCH = 2
 
 
 def collective_lines(
@@ -112,12 +121,15 @@ def collective_lines(
     lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return lines
-    if kind == EXPERT_EXCHANGE and software.gathers and copies.number:
-        lines = _gathered(ranks, cluster, copies)
-    elif kind == EXPERT_EXCHANGE and software.load.deviation and copies.number:
-        times = busiest(software.load, software.load.experts / len(ranks))
+    links = EXCHANGE_LINKS if sent.number > 1 else software.links
+    if kind == EXPERT_EXCHANGE and copies.number:
+        times = float(WIDE_DISPATCH) if software.routing and copies.narrow else 1.0
+        if software.gathers:
+            lines = _gathered(ranks, cluster, copies)
+        else:
+            times *= busiest(software.load, software.load.experts / len(ranks))
+            links = max(links, EXCHANGE_LINKS)
         lines = tuple((fixed, slope * times) for fixed, slope in lines)
-    links = MERGED_LINKS if sent.number > 1 else software.links
     return _of_activations(kind, lines, software, links)
 
 
