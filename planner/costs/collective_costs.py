@@ -14,7 +14,7 @@ from math import ceil, log2, prod
 from millrace.planner.cluster import Cluster, Device, Software
 from millrace.planner.collectives import ALONE, COLLECTIVES, EXPERT_EXCHANGE, ROTATE, TokenCopies
 from millrace.planner.costs.bucket_sizes import UNKNOWN, State, bucket_bytes
-from millrace.planner.costs.expert_routing import busiest, share_beyond
+from millrace.planner.costs.expert_routing import busiest, places_reached, share_beyond
 from millrace.planner.costs.group_topology import (
     Frame,
     GroupTopology,
@@ -22,6 +22,7 @@ from millrace.planner.costs.group_topology import (
     layout_of,
     nodes_of,
 )
+from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
 from millrace.planner.costs.nccl_protocols import (
     LIBRARIES,
     NcclProtocol,
@@ -121,7 +122,7 @@ def collective_lines(
     lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return lines
-    links = EXCHANGE_LINKS if sent.number > 1 else software.links
+    links, ordered = (EXCHANGE_LINKS if sent.number > 1 else software.links), 0.0
     if kind == EXPERT_EXCHANGE and copies.number:
         times = float(WIDE_DISPATCH) if software.routing and copies.narrow else 1.0
         if software.gathers:
@@ -129,8 +130,27 @@ def collective_lines(
         else:
             times *= busiest(software.load, software.load.experts / len(ranks))
             links = max(links, EXCHANGE_LINKS)
+            ordered = times * _ordering_ns_per_byte(ranks, cluster, copies)
         lines = tuple((fixed, slope * times) for fixed, slope in lines)
-    return _of_activations(kind, lines, software, links)
+    return _of_activations(kind, lines, software, links, ordered)
+
+
+def _ordering_ns_per_byte(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> float:
+    """Nanoseconds per byte in which a device puts tokens in the order of its own experts.
+
+    The op before an exchange writes all copies, and reads every token once. Where a token travels
+    once to each place it is read where it arrives: a kernel copies it for the experts there
+    (DeepEP's `permute_kernel`, csrc/hybrid_ep/extension/permute.cu; Megatron-Core,
+    transformer/moe/token_dispatcher.py, `_DeepepManager`). Else all copies are moved once more
+    (the same file, `sort_chunks_by_idxs`, of devices with several experts). Both read 2026-11.
+    """
+    software, device = cluster.software, cluster.device_of(ranks[0])
+    if not software.routing:
+        return 0.0
+    passes = 2.0
+    if software.merges:
+        passes = (places_reached(len(ranks), copies) - 1.0) / copies.number
+    return passes * 1e9 / bandwidth_bytes_per_s(device)
 
 
 def _gathered(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> CostLines:
@@ -212,15 +232,20 @@ def _lines_of(
     return _link_lines(layout, launch_ns, copies, ALGORITHMS[kind])
 
 
-def _of_activations(kind: str, pieces: CostLines, software: Software, links: float) -> CostLines:
+def _of_activations(
+    kind: str, pieces: CostLines, software: Software, links: float, beside: float
+) -> CostLines:
     """Lines of activations: ranks reach less of the links, and products hide a part of pieces.
 
-    An all_to_all takes its full time: what hides that of experts is simulated.
+    An all_to_all takes its full time: what hides that of experts is simulated. `beside` are
+    nanoseconds per byte in which nothing moves over links.
     """
     shown = SHOWN if kind in software.pieces and kind != EXPERT_EXCHANGE else 1.0
-    if shown == links == 1.0:
+    if shown == links == 1.0 and not beside:
         return pieces
-    return tuple((round(fixed * shown), slope * shown / links) for fixed, slope in pieces)
+    return tuple(
+        (round(fixed * shown), (slope / links + beside) * shown) for fixed, slope in pieces
+    )
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:

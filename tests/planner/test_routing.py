@@ -106,9 +106,20 @@ def test_tokens_travel_in_16_bits_where_trainers_round_them_on_arrival() -> None
             collective_duration_ns(
                 "all_to_all", size, 32, cluster, copies=TokenCopies(8, narrow=narrow)
             )
-            for size, narrow in ((64 * MIB * times, False), (64 * MIB, True))
+            for size, narrow in ((times * 64 * MIB, False), (64 * MIB, True))
         )
         assert narrow_ns == pytest.approx(base_ns, rel=1e-6)
+
+
+def test_tokens_are_put_in_the_order_of_experts_where_they_arrive() -> None:
+    on = across(1)
+    read = 1e9 / (on.device.memory_bandwidth_bytes_per_s * on.device.memory_efficiency)
+    for merges, passes in ((False, 2), (True, (places_reached(8, TokenCopies(8)) - 1) / 8)):
+        plain, written = (
+            replace(on, software=Software(merges=merges, routing=routing)) for routing in (0, 10)
+        )
+        ordering_ns = exchange_ns(written, 8) - exchange_ns(plain, 8)
+        assert ordering_ns == pytest.approx(64 * MIB * passes * read, rel=1e-3)
 
 
 def test_few_links_of_other_activations_do_not_slow_the_exchange_of_experts() -> None:
