@@ -12,7 +12,7 @@ from typing import NamedTuple
 class TokenCopies(NamedTuple):
     """Number of copies of every token in a message, each for an expert of the token's choice.
 
-    It is 0 where tokens do not go to experts.
+    It is 0 where tokens do not go to experts. `narrow` says that the copies are rounded to 8 bits.
     Experts lie in `groups` of equal size, one behind the other, and a token chooses experts of its
     `kept_groups` best ones alone.
     """
@@ -20,6 +20,7 @@ class TokenCopies(NamedTuple):
     number: int = 0
     groups: int = 1
     kept_groups: int = 1
+    narrow: bool = False
 
 
 ALONE = TokenCopies()  # of what does not go to experts

@@ -87,11 +87,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_744,
-    "planner": 23_471,
+    "planner": 23_491,
     "simulator": 3_419,
     "executor": 28_289,
-    "millrace": 26_748,
-    "tests": 54_720,
+    "millrace": 26_754,
+    "tests": 54_755,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

@@ -42,6 +42,16 @@ GPTS = ("gpt", "mpt", "bloom", "mt-nlg")
 # gpt-oss (arXiv 2508.10925, 2025), whose weights name `mlp1_bias` and `mlp2_bias`.
 BIASED = ("gpt-oss",)
 
+# Decoders with an RMSNorm over the features of every query and key head, before the turn by
+# position: "Qwen3 technical report", arXiv 2505.09388 (2025), section 2; `qk_layernorm` of their
+# recipes (Megatron-LM, examples/moe_recipes of its branch dev, read 2026-11).
+QUERY_NORMED = ("qwen3",)
+
+# Groups that experts lie in, and how many of them a token's experts are chosen from: "DeepSeek-V3",
+# arXiv 2412.19437 (2024), section 2.1.2; `moe_router_num_groups` and `moe_router_group_topk` of
+# recipes (Megatron-LM, examples/moe_recipes of its branch dev, read 2026-11).
+GROUPED, GROUPS, KEPT_GROUPS = ("deepseek-v3",), 8, 4
+
 # Precisions that models may not be built in, and the nearest to try; blank: the usual one.
 NEAREST = {"fp4": "nvfp4", "": "bf16"}
 
@@ -177,8 +187,12 @@ def _decoder(row: Row) -> Config:
         }
     if row.get("experts", ""):
         config |= _experts(row, layers)
+    if row["model"].startswith(GROUPED):
+        config |= {"router_groups": GROUPS, "kept_groups": KEPT_GROUPS}
     if row["model"].startswith(BIASED):
         config |= {"qkv_bias": True, "out_bias": True, "expert_bias": True}
+    if row["model"].startswith(QUERY_NORMED):
+        config |= {"qk_norm": "rms"}
     if window := whole_number(row, "window", 0):
         config |= {"window": window, "full_layers": tuple(range(1, layers, 2))}
     return config

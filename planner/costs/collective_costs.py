@@ -14,7 +14,7 @@ from math import ceil, log2, prod
 from millrace.planner.cluster import Cluster, Device, Software
 from millrace.planner.collectives import ALONE, COLLECTIVES, EXPERT_EXCHANGE, ROTATE, TokenCopies
 from millrace.planner.costs.bucket_sizes import UNKNOWN, State, bucket_bytes
-from millrace.planner.costs.expert_routing import busiest, share_beyond
+from millrace.planner.costs.expert_routing import busiest, places_reached, share_beyond
 from millrace.planner.costs.group_topology import (
     Frame,
     GroupTopology,
@@ -22,6 +22,7 @@ from millrace.planner.costs.group_topology import (
     layout_of,
     nodes_of,
 )
+from millrace.planner.costs.memory_bound import bandwidth_bytes_per_s
 from millrace.planner.costs.nccl_protocols import (
     LIBRARIES,
     NcclProtocol,
@@ -53,11 +54,20 @@ TREE_SHARE = 0.92
 # (`Software.pieces`): fitted on published runs with such overlap, 2026-11.
 SHOWN = 0.25
 
-# Share of their bandwidth that links reach where tokens travel once to each place, which has
-# kernels of its own. Taken from DeepEP's README (2025-04; docs/legacy.md since): 153 and 158 of the
-# 160 GB/s of an H800's NVLink, and 51 and 50 GB/s of 64 devices in 8 nodes over 50 GB/s each, of
-# which an eighth stays in its node where a token goes to 4 of the 8.
-MERGED_LINKS = 0.9
+# Share of their bandwidth that links reach where tokens travel to experts. Where they travel once
+# to each place, by kernels of their own: DeepEP's README (2025-04; docs/legacy.md since), 153 and
+# 158 of the 160 GB/s of an H800's NVLink, and 51 and 50 GB/s of 64 devices in 8 nodes over 50 GB/s
+# each, of which an eighth stays in its node where a token goes to 4 of the 8. By NCCL: 335 of 371
+# GB/s of NVLink for 4 H100 and 524 MB (github.com/NVIDIA/nccl, issue 2169, read 2026-11); between
+# nodes its maintainers expect what an interface reaches (nccl-tests, issue 267, read 2026-11).
+EXCHANGE_LINKS = 0.9
+
+# Bytes that travel of a token, over those of the copies in 8 bits that its experts multiply: tokens
+# are sent in 16 bits and rounded where they arrive (Megatron-Core, transformer/moe/fused_a2a.py:
+# "HybridEP dispatcher does not support fp8 dispatch now", and DeepEP's `FusedDispatch` is given
+# hidden states; Transformer Engine's `GroupedLinear` rounds what it reads; read 2026-11). Whether a
+# plan sends tokens before or behind the op that rounds them is then the same.
+WIDE_DISPATCH = 2
 
 
 def collective_lines(
@@ -112,13 +122,35 @@ def collective_lines(
     lines = _lines_of(kind, ranks, cluster, sent)
     if bucketed:
         return lines
-    if kind == EXPERT_EXCHANGE and software.gathers and copies.number:
-        lines = _gathered(ranks, cluster, copies)
-    elif kind == EXPERT_EXCHANGE and software.load.deviation and copies.number:
-        times = busiest(software.load, software.load.experts / len(ranks))
+    links, ordered = (EXCHANGE_LINKS if sent.number > 1 else software.links), 0.0
+    if kind == EXPERT_EXCHANGE and copies.number:
+        times = float(WIDE_DISPATCH) if software.routing and copies.narrow else 1.0
+        if software.gathers:
+            lines = _gathered(ranks, cluster, copies)
+        else:
+            times *= busiest(software.load, software.load.experts / len(ranks))
+            links = max(links, EXCHANGE_LINKS)
+            ordered = times * _ordering_ns_per_byte(ranks, cluster, copies)
         lines = tuple((fixed, slope * times) for fixed, slope in lines)
-    links = MERGED_LINKS if sent.number > 1 else software.links
-    return _of_activations(kind, lines, software, links)
+    return _of_activations(kind, lines, software, links, ordered)
+
+
+def _ordering_ns_per_byte(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> float:
+    """Nanoseconds per byte in which a device puts tokens in the order of its own experts.
+
+    The op before an exchange writes all copies, and reads every token once. Where a token travels
+    once to each place it is read where it arrives: a kernel copies it for the experts there
+    (DeepEP's `permute_kernel`, csrc/hybrid_ep/extension/permute.cu; Megatron-Core,
+    transformer/moe/token_dispatcher.py, `_DeepepManager`). Else all copies are moved once more
+    (the same file, `sort_chunks_by_idxs`, of devices with several experts). Both read 2026-11.
+    """
+    software, device = cluster.software, cluster.device_of(ranks[0])
+    if not software.routing:
+        return 0.0
+    passes = 2.0
+    if software.merges:
+        passes = (places_reached(len(ranks), copies) - 1.0) / copies.number
+    return passes * 1e9 / bandwidth_bytes_per_s(device)
 
 
 def _gathered(ranks: tuple[int, ...], cluster: Cluster, copies: TokenCopies) -> CostLines:
@@ -200,15 +232,20 @@ def _lines_of(
     return _link_lines(layout, launch_ns, copies, ALGORITHMS[kind])
 
 
-def _of_activations(kind: str, pieces: CostLines, software: Software, links: float) -> CostLines:
+def _of_activations(
+    kind: str, pieces: CostLines, software: Software, links: float, beside: float
+) -> CostLines:
     """Lines of activations: ranks reach less of the links, and products hide a part of pieces.
 
-    An all_to_all takes its full time: what hides that of experts is simulated.
+    An all_to_all takes its full time: what hides that of experts is simulated. `beside` are
+    nanoseconds per byte in which nothing moves over links.
     """
     shown = SHOWN if kind in software.pieces and kind != EXPERT_EXCHANGE else 1.0
-    if shown == links == 1.0:
+    if shown == links == 1.0 and not beside:
         return pieces
-    return tuple((round(fixed * shown), slope * shown / links) for fixed, slope in pieces)
+    return tuple(
+        (round(fixed * shown), (slope / links + beside) * shown) for fixed, slope in pieces
+    )
 
 
 def _devices(ranks: tuple[int, ...], cluster: Cluster) -> tuple[Device, ...]:

@@ -63,7 +63,8 @@ def copies_of_tokens(graph: Graph) -> dict[str, TokenCopies]:
             )
     for op in graph.ops:
         if op.kind in ALIKE and op.inputs[0] in copies:
-            copies.update(dict.fromkeys(op.outputs, copies[op.inputs[0]]))
+            alike = copies[op.inputs[0]]._replace(narrow=op.kind == QUANTISE)
+            copies.update(dict.fromkeys(op.outputs, alike))
     return copies
 
 

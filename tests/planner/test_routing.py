@@ -13,7 +13,7 @@ from millrace.planner.clusters import device, parse_cluster
 from millrace.planner.collectives import ALONE, TokenCopies
 from millrace.planner.compile import compile_plan
 from millrace.planner.costs import collective_duration_ns, op_duration_ns
-from millrace.planner.costs.collective_costs import MERGED_LINKS
+from millrace.planner.costs.collective_costs import EXCHANGE_LINKS
 from millrace.planner.costs.expert_routing import (
     EXPERT_KERNEL_NS,
     EXPERT_LAUNCHES,
@@ -95,7 +95,37 @@ def test_only_software_that_merges_sends_fewer_copies() -> None:
         64 * MIB * share_beyond(4, TokenCopies(8)) / (on.inter_node.bandwidth_bytes_per_s / 1e9)
     )
     extra_ns = exchange_ns(merging, 8, 128 * MIB) - exchange_ns(merging, 8)
-    assert extra_ns == pytest.approx(crossing / MERGED_LINKS, rel=1e-6)
+    assert extra_ns == pytest.approx(crossing / EXCHANGE_LINKS, rel=1e-6)
+
+
+def test_tokens_travel_in_16_bits_where_trainers_round_them_on_arrival() -> None:
+    on = across(4)
+    written = replace(on, software=Software(routing=10))
+    for cluster, times in ((on, 1), (written, 2)):
+        base_ns, narrow_ns = (
+            collective_duration_ns(
+                "all_to_all", size, 32, cluster, copies=TokenCopies(8, narrow=narrow)
+            )
+            for size, narrow in ((times * 64 * MIB, False), (64 * MIB, True))
+        )
+        assert narrow_ns == pytest.approx(base_ns, rel=1e-6)
+
+
+def test_tokens_are_put_in_the_order_of_experts_where_they_arrive() -> None:
+    on = across(1)
+    read = 1e9 / (on.device.memory_bandwidth_bytes_per_s * on.device.memory_efficiency)
+    for merges, passes in ((False, 2), (True, (places_reached(8, TokenCopies(8)) - 1) / 8)):
+        plain, written = (
+            replace(on, software=Software(merges=merges, routing=routing)) for routing in (0, 10)
+        )
+        ordering_ns = exchange_ns(written, 8) - exchange_ns(plain, 8)
+        assert ordering_ns == pytest.approx(64 * MIB * passes * read, rel=1e-3)
+
+
+def test_few_links_of_other_activations_do_not_slow_the_exchange_of_experts() -> None:
+    slow = replace(across(4), software=Software(links=0.6))
+    plain = collective_duration_ns("all_to_all", 64 * MIB, 32, slow)
+    assert exchange_ns(slow, 8) == pytest.approx(plain * 0.6 / EXCHANGE_LINKS, rel=0.05)
 
 
 def test_what_experts_read_and_make_holds_a_copy_of_a_token_for_each_of_them() -> None:

@@ -45,11 +45,24 @@ def test_a_mixture_row_has_the_experts_of_its_notes():
         )
     )  # fmt: skip
     zoo_spec = model_spec("deepseek-v3", 4096, "bf16")
-    for name in ("head_dim", "value_dim", "kv_lora", "q_lora", "experts", "expert_hidden"):
+    same = ("head_dim", "value_dim", "kv_lora", "q_lora", "experts", "expert_hidden")
+    for name in (*same, "router_groups", "kept_groups"):
         assert spec.config[name] == zoo_spec.config[name], name
     assert spec.config["dense_layers"] == (0, 1, 2)
     assert spec.config["shared_hidden"] == 2048
     assert spec.precision == "mxfp8"
+
+
+def test_a_qwen3_row_norms_its_queries_and_keys_as_that_of_the_zoo():
+    spec = model(
+        row(
+            model="qwen3-30b-a3b", layers="48", hidden="2048", heads="32", kv_heads="4",
+            head_dim="128", ffn_hidden="6144", vocab="151936", seq_len="4096", tp="1",
+        )
+    )  # fmt: skip
+    zoo_spec = model_spec("qwen3-30b-a3b", 4096, "bf16")
+    same = ("heads", "kv_heads", "head_dim", "qk_norm")
+    assert [spec.config[name] for name in same] == [zoo_spec.config[name] for name in same]
 
 
 @pytest.mark.parametrize(
