@@ -68,6 +68,7 @@ SOFTWARE_COLUMNS = (
     TableColumn(
         "routing", "experts get equal shares, or as tokens choose; blank: balanced", ROUTINGS
     ),
+    TableColumn("token_drop", "experts drop what is more than an equal share", YES_NO),
     TableColumn("overlap", "0: no collective moves beside any computation", YES_NO),
     TableColumn("captured", "CUDA graphs: of the step, or of its layers one by one", CAPTURED),
     TableColumn("compiled", "torch.compile makes the kernels", YES_NO),

@@ -47,6 +47,11 @@ LEFT = 0.5
 # dev, `use_transformer_engine_op_fuser`, read 2026-11).
 MICROSCALED = ("mxfp8", "nvfp4")
 
+# Launches that a dispatch waits for where experts have places for so many tokens and drop the rest:
+# the host knows the sizes and is ahead (Megatron-Core, transformer/moe/token_dispatcher.py,
+# `drop_and_pad` in `_maybe_dtoh_and_synchronize`, read 2026-11).
+LAUNCHED_AHEAD = 1
+
 # Models that a bias on their routers' scores balances (sources: the zoo's `mixture_sizes`).
 STEERED = ("deepseek-v3", "kimi-k2", "glm-4.5", "minimax-m2")
 
@@ -98,6 +103,8 @@ def as_set(software: Software, row: Row, device: Device) -> Software:
             whole_number(row, "experts"),
             biased=row.get("model", "").startswith(STEERED),
         )
+        if flag(row, "token_drop"):
+            software = replace(software, routing=min(software.routing, LAUNCHED_AHEAD))
         if captured == "step" and row.get("precision") in MICROSCALED:
             software = replace(software, fused_experts=True)
         software = with_expert_recompute(software, whole_number(row, "ep", 1))

@@ -100,6 +100,15 @@ def test_a_row_of_columns_takes_the_dispatcher_that_a_plan_would():
         assert (dispatcher_of(free), overlaps(free)) == (name, True)
     stated = columns | {"dispatcher": "alltoall", "expert_overlap": "0"}
     assert not overlaps(cluster(row(**stated)).software)
+
+
+def test_where_experts_drop_tokens_the_device_waits_for_no_counts():
+    mixture = {"experts": "8", "experts_per_token": "2", "expert_hidden": "64"}
+    columns = dict.fromkeys(NAMES, "") | mixture
+    waits, ahead = (
+        cluster(row(**columns | {"token_drop": word})).software.routing for word in ("0", "1")
+    )
+    assert 0 < ahead < waits
     with pytest.raises(InexpressibleError, match="older than Hopper"):
         question(row(**columns | {"dispatcher": "deepep"}, model="llama-x"))
 
