@@ -40,7 +40,7 @@ class Phase(StrEnum):
     @property
     def is_gradient(self) -> bool:
         """True if the op computes gradients."""
-        return self in (Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
+        return self is Phase.BACKWARD_INPUT or self is Phase.BACKWARD_WEIGHT
 
     @property
     def is_backward(self) -> bool:
@@ -50,7 +50,7 @@ class Phase(StrEnum):
     @property
     def is_forward(self) -> bool:
         """True if a forward graph has it: in the forward pass, or once before it."""
-        return self in (Phase.BEGIN, Phase.FORWARD)
+        return self is Phase.BEGIN or self is Phase.FORWARD
 
 
 FLOAT8 = "float8"  # any 8-bit form; what a product makes of it says its `arithmetic`

@@ -155,8 +155,10 @@ class Kernel:
         if not (enough() or all(instance.protocol.finished for instance in self.instances)):
             run_to_completion(self.graph)
             raise ProtocolError(f"the simulation of `{self.graph.name}` stops before its end")
+        # These hold the kernel, and events left over its clock: both would outlive their readers.
+        self.env._queue.clear()
         for callbacks in (self._on_end, self._on_met, self._on_due, self._on_begun):
-            callbacks.clear()  # they hold the kernel, which would outlive its last reader
+            callbacks.clear()
 
     def _carry_out(self, index: int, due: list[int], lagged: int = -1) -> None:
         """Begin what is due; the lag of the actor `lagged` is over."""

@@ -12,6 +12,8 @@ from millrace.planner.plan import OpSignature, Plan, check_blocks, signature_of
 from millrace.planner.sbp import BROADCAST, NdSbp, local_shape, padded_shape, parse_nd_sbp
 from millrace.planner.signatures import EXTRA
 
+Operands = tuple[tuple[NdSbp, ...], tuple[NdSbp, ...], str]  # as `PlacedOp` ends
+
 
 class PlacedOp(NamedTuple):
     """One op on one stage; `chunk` counts the chunks of the stage."""
@@ -55,23 +57,20 @@ def place(plan: Plan, graph: Graph) -> tuple[PlacedOp, ...]:
     placed: list[PlacedOp] = []
     sizes, padded = plan.mesh.sizes, padded_ops(graph, plan.cluster.software)
     shapes = {name: tensor.shape for name, tensor in graph.tensors_by_name.items()}
+    read: dict[object, Operands] = {}  # of ops that are equal in equal blocks
     for op in graph.ops:
         if op.block == GLOBAL_BLOCK:
             placed.extend(_everywhere(op, plan))
             continue
         stage, chunk_index, variant = homes[op.block]
-        signature = signature_of(plan, variant, op)
-        inputs, outputs = _read(op, signature, sizes, shapes, op.name in padded)
-        placed.append(
-            PlacedOp(
-                op=op,
-                stage=stage,
-                chunk=chunk_index,
-                inputs=inputs,
-                outputs=outputs,
-                expansion=signature.expansion,
-            )
-        )
+        inner = op.name.removeprefix(f"{op.block}.")
+        operands = tuple([shapes[name] for name in op.inputs + op.outputs])
+        key = (variant, inner, op.kind, len(op.inputs), operands, op.name in padded)
+        if key not in read:
+            signature = signature_of(plan, variant, op)
+            inputs, outputs = _read(op, signature, sizes, shapes, op.name in padded)
+            read[key] = inputs, outputs, signature.expansion
+        placed.append(PlacedOp(op, stage, chunk_index, *read[key]))
     return tuple(_with_late_sums(placed))
 
 
@@ -81,20 +80,19 @@ def _with_late_sums(placed: Iterable[PlacedOp]) -> Iterator[PlacedOp]:
     late_sums: list[PlacedOp] = []
     part, block = (0, 0, False), ""
     for placed_op in placed:
-        now = (placed_op.stage, placed_op.chunk, placed_op.op.phase.is_backward)
-        if now != part or placed_op.op.block != block:
+        op = placed_op.op
+        now = (placed_op.stage, placed_op.chunk, op.phase.is_backward)
+        if now != part or op.block != block:
             stays: list[PlacedOp] = []
             for late in late_sums:
                 if now == part and late.op.block == block:
                     stays.append(late)
                 else:
                     yield late
-            late_sums, part, block = stays, now, placed_op.op.block
-        sbp_of.update(zip(placed_op.op.outputs, placed_op.outputs, strict=True))
-        if (
-            placed_op.op.kind == "accumulate"
-            and sbp_of.get(placed_op.op.inputs[0]) != placed_op.inputs[0]
-        ):
+            late_sums, part, block = stays, now, op.block
+        for name, sbp in zip(op.outputs, placed_op.outputs, strict=True):
+            sbp_of[name] = sbp
+        if op.kind == "accumulate" and sbp_of.get(op.inputs[0]) != placed_op.inputs[0]:
             late_sums.append(placed_op)
         else:
             yield placed_op

@@ -7,6 +7,7 @@ function.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace as replaced
 from math import inf
 
@@ -146,6 +147,9 @@ def _search(
         if plan is None:
             raise
         raise SearchInterrupted(plan) from None
+    finally:
+        # The record has the evaluator of its answer: with no way back neither outlives its readers.
+        rounds.evaluator.dividing = nullcontext
 
 
 class SearchInterrupted(KeyboardInterrupt):

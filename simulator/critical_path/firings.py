@@ -111,32 +111,38 @@ class StepNodes:
 
     def _by_rank(self, floors: Nodes, earlier_ends: Nodes) -> Nodes:
         """Ends, computed for the nodes of one rank at a time: none of them waits for another."""
-        order, waits, offsets, bounds = self._ranked
-        place = np.append(np.empty(self.count, np.int64), self.count + np.arange(len(earlier_ends)))
-        place[order] = np.arange(self.count)
-        before, floors = place[self.before[order]], floors[order]
-        durations = self.durations[order]
+        order, place, turns, waits, ranks = self._ranked
+        waits[turns] = place[self.before[order]]
+        floors, durations = floors[order], self.durations[order]
         ends = np.append(np.empty(self.count, np.int64), earlier_ends)
-        rows = [*offsets[bounds[:-1]].tolist(), len(waits)]
-        for (low, high), (first, last) in zip(pairwise(bounds), pairwise(rows), strict=True):
-            begin = np.maximum.reduceat(ends[waits[first:last]], offsets[low:high] - first)
-            np.maximum(begin, ends[before[low:high]], out=begin)
-            np.maximum(begin, floors[low:high], out=begin)
-            ends[low:high] = begin + durations[low:high]
+        for nodes, rows, offsets in ranks:
+            begin = np.maximum.reduceat(ends[waits[rows]], offsets)
+            np.maximum(begin, floors[nodes], out=begin)
+            np.add(begin, durations[nodes], out=ends[nodes])
         return ends[place]
 
     @cached_property
-    def _ranked(self) -> tuple[Nodes, Nodes, Nodes, list[int]]:
-        """Nodes by rank, rows of what they wait for as places among them, where ranks begin."""
+    def _ranked(self) -> tuple[Nodes, Nodes, Nodes, Nodes, list[tuple[slice, slice, Nodes]]]:
+        """Nodes by rank, their places there, and what they wait for, by these places.
+
+        A row of `waits` begins, at `turns`, with a place for the node before it in turn. A rank is
+        a slice of nodes, one of `waits`, and where in that the nodes' rows begin.
+        """
         order = np.argsort(self.ranks, kind="stable")
         ranks, widths = self.ranks[order], self.widths[order]
         place = np.arange(self.count + 1 + len(self.programs))
         place[order] = np.arange(self.count)
-        # Rows in that order, of places in that order.
-        offsets = np.cumsum(widths) - widths
-        positions = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - offsets, widths)
+        turns = np.cumsum(widths + 1) - widths - 1
+        firsts = turns - np.arange(self.count)  # of rows without the node before
+        positions = np.arange(len(self.waits)) + np.repeat(self.offsets[order] - firsts, widths)
+        waits = np.insert(place[self.waits[positions]], firsts, 0)
         bounds = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), self.count]
-        return order, place[self.waits[positions]], offsets, bounds
+        begins = [*turns[bounds[:-1]].tolist(), len(waits)]
+        slices = [
+            (slice(low, high), slice(first, last), turns[low:high] - first)
+            for (low, high), (first, last) in zip(pairwise(bounds), pairwise(begins), strict=True)
+        ]
+        return order, place, turns, waits, slices
 
     def _in_turn(self, floors: Nodes, earlier_ends: Nodes) -> Nodes | None:
         """Ends, computed node by node; a node that is looked at too early is looked at again."""

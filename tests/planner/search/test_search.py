@@ -1,6 +1,8 @@
 """The search as a whole: pins are kept, memory is kept, evidence is given, bytes repeat."""
 
+import gc
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 
@@ -258,3 +260,16 @@ def test_a_plan_alone_is_the_plan_that_a_whole_search_finds_of_the_same_pins() -
     assert (alone.chunks, alone.variants) == (proven.chunks, proven.variants)
     assert alone.evidence is not None
     assert alone.evidence.alternatives == ()
+
+
+def test_what_a_search_made_is_freed_with_its_record() -> None:
+    record = SearchLog()
+    gc.disable()  # without cycles nothing is left for it
+    try:
+        search(request(2, pins=Pins(dp=2, tp=1, pp=1)), record=record, remedies=False)
+        assert record.answer is not None
+        evaluator = ref(record.answer.evaluator)
+        del record
+        assert evaluator() is None
+    finally:
+        gc.enable()
