@@ -87,11 +87,11 @@ HEAVY = (
 # record in docs/decisions/ that says what was weighed.
 BUDGET = {
     "models": 18_744,
-    "planner": 23_491,
+    "planner": 23_493,
     "simulator": 3_422,
     "executor": 28_289,
     "millrace": 26_758,
-    "tests": 54_775,
+    "tests": 54_789,
     "benchmarks": 10_531,
 }
 SOURCES = (".py", ".c", ".cpp", ".h", ".cu", ".cuh", ".js", ".css", ".html")

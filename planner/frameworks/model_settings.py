@@ -61,10 +61,13 @@ def with_narrow_parts(model: ModelSpec, parts: Collection[str]) -> ModelSpec:
     Raises
     ------
     InfeasibleError
-        The model is of another kind, or its products are in 16 bits or more.
+        A part is none of these, the model is of another kind, or its products are in 16 bits or
+        more.
     """
     if not parts:
         return model
+    if other := sorted({*parts} - {*NARROW_PARTS}):
+        raise InfeasibleError(f"`{other[0]}` in 8 bits: choose of {' and '.join(NARROW_PARTS)}")
     if model.family != DECODER or model.precision not in NARROW:
         raise InfeasibleError(
             f"{' and '.join(parts)} in 8 bits: `{model.name}` in {model.precision} is no decoder "

@@ -1,4 +1,4 @@
-"""Settings of a model that frameworks and pins decide: places of its experts."""
+"""Settings of a model that frameworks and pins decide: places of its experts, narrow parts."""
 
 import pytest
 from msgspec.structs import replace
@@ -10,7 +10,12 @@ from millrace.planner.clusters import framework, parse_cluster
 from millrace.planner.errors import InfeasibleError, PlanError
 from millrace.planner.frameworks.capabilities import EVERYTHING
 from millrace.planner.frameworks.framework_tables import capabilities
-from millrace.planner.frameworks.model_settings import DROPLESS, capacity_of, with_capacity
+from millrace.planner.frameworks.model_settings import (
+    DROPLESS,
+    capacity_of,
+    with_capacity,
+    with_narrow_parts,
+)
 from millrace.planner.search import Pins
 from tests.plan_requests import plan_of
 from tests.small_models import gpt_of
@@ -58,3 +63,14 @@ def test_a_capacity_without_sense_or_without_experts_is_refused() -> None:
     assert with_capacity(gpt, None, RUNS) is gpt
     with pytest.raises(InfeasibleError, match="--capacity-factor 2: `tiny` is no decoder with"):
         with_capacity(gpt, "2", RUNS)
+
+
+def test_parts_in_8_bits_are_those_that_a_decoder_has() -> None:
+    narrow = model_spec("llama-demo", precision="mxfp8")
+    assert with_narrow_parts(narrow, ()) is narrow
+    parts = with_narrow_parts(narrow, ("head", "attention")).config["narrow_parts"]
+    assert parts == "attention head"
+    with pytest.raises(InfeasibleError, match="`tail` in 8 bits: choose of attention and head"):
+        with_narrow_parts(narrow, ("head", "tail"))
+    with pytest.raises(InfeasibleError, match="`mixtral-demo` in bf16"):
+        with_narrow_parts(MIXTRAL, ("head",))
