@@ -37,7 +37,12 @@ from millrace.executor.hosts.local_ranks import END_S_MAX, LOCAL, Event, PmiLine
 ARRIVE_S_MAX = 60.0
 OUTSIDE = "192.0.2.1"  # an address that is nobody's (RFC 5737), behind the default route
 LAST_LINES = 3
-WAYS = ("UCX_", "MPIR_", "MPICH_", "FI_", "NCCL_", "MILLRACE_")  # variables that hosts get too
+# Variables that hosts get too: how ranks meet, and which kernels libraries choose, without which
+# ranks of unlike environments would differ in their last bits.
+WAYS = (
+    *("UCX_", "MPIR_", "MPICH_", "FI_", "NCCL_", "MILLRACE_"),
+    *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES"),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class HostLinks:
     job
         Token of the job's processes.
     environment
-        This command's variables, of which hosts get those that say how ranks meet.
+        This command's variables, of which hosts get those that begin as `WAYS` do.
     listening
         Called with the sentence that says where this listens.
     """

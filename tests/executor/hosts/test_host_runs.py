@@ -120,6 +120,15 @@ def test_hosts_give_the_losses_of_one_machine(network: NetworkHosts, tmp_path: P
     assert list(resumed.losses) == expected[4:]
 
 
+def test_hosts_multiply_by_the_kernels_that_the_command_was_told_to(
+    network: NetworkHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    here = execute(data_parallel_pipeline(), steps=4)
+    over_hosts = execute(two_nodes(), steps=4, supervision=Supervision(hosts=hosts_in(network, 2)))
+    assert over_hosts.gradient_norms == here.gradient_norms
+
+
 SRUN = """#!/bin/bash
 # Stands for srun: a task on every node of the list, each with the input of this one.
 while :; do
