@@ -56,6 +56,8 @@ def main(
     """Fit and print, and write where wanted."""
     gc.set_threshold(*COLLECTED)
     asked = [question for path in tables for question in _row_questions(path, device)][::every]
+    if not asked:
+        raise typer.BadParameter(f"no row of tier A, or on a device that begins with `{device}`")
     told = 0
 
     def report_progress(done: int, of: int) -> None:

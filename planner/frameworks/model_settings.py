@@ -67,7 +67,7 @@ def with_narrow_parts(model: ModelSpec, parts: Collection[str]) -> ModelSpec:
     if not parts:
         return model
     if other := sorted({*parts} - {*NARROW_PARTS}):
-        raise InfeasibleError(f"`{other[0]}` in 8 bits: choose of {' and '.join(NARROW_PARTS)}")
+        raise InfeasibleError(f"narrow_parts: `{other[0]}` is none of {' and '.join(NARROW_PARTS)}")
     if model.family != DECODER or model.precision not in NARROW:
         raise InfeasibleError(
             f"{' and '.join(parts)} in 8 bits: `{model.name}` in {model.precision} is no decoder "

@@ -70,7 +70,7 @@ def test_parts_in_8_bits_are_those_that_a_decoder_has() -> None:
     assert with_narrow_parts(narrow, ()) is narrow
     parts = with_narrow_parts(narrow, ("head", "attention")).config["narrow_parts"]
     assert parts == "attention head"
-    with pytest.raises(InfeasibleError, match="`tail` in 8 bits: choose of attention and head"):
+    with pytest.raises(InfeasibleError, match="narrow_parts: `tail` is none of attention and head"):
         with_narrow_parts(narrow, ("head", "tail"))
     with pytest.raises(InfeasibleError, match="`mixtral-demo` in bf16"):
         with_narrow_parts(MIXTRAL, ("head",))
